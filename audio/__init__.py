@@ -1,0 +1,3 @@
+"""Audio-language policies."""
+
+__project__ = "mmrl-trainer"

@@ -1,0 +1,370 @@
+"""One YAML file is one run: reading, merging, overriding, validating, writing.
+
+Section names are module names (``trainer:`` is read by `mmrl.trainer`), so a key can be grepped. A modality extends
+`RunConfig` with its own sections. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from mmrl.errors import ConfigError
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys refused, attribute docstrings become field descriptions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class AlgorithmConfig(Section):
+    """One choice for each slot of a policy-gradient recipe; ``name`` picks a preset whose values the other keys override."""
+
+    name: str = "grpo"
+    """A preset of `mmrl.algorithms` (``mmrl list algorithms``), or ``sft`` for supervised warm-up."""
+    source: Literal["rollouts", "demonstrations"] = "rollouts"
+    """Where completions come from: sampled from the policy, or the tasks' demonstrations (supervised warm-up)."""
+    selection: Literal["none", "dynamic"] = "none"
+    """``dynamic`` (DAPO) replaces groups whose selection metric is constant by newly drawn tasks."""
+    selection_metric: str | None = None
+    """Reward term that decides whether a group is constant; the total reward when absent."""
+    max_refills: int = Field(3, ge=0)
+    """Dynamic selection draws at most this many further batches of tasks per step."""
+    advantage: Literal["group_std", "group_center", "leave_one_out", "ones"] = "group_std"
+    """Reward to credit: centered and scaled (GRPO), centered (Dr. GRPO), leave-one-out (RLOO), or 1 (likelihood)."""
+    advantage_eps: float = Field(1e-6, ge=0)
+    """Added to the group's standard deviation."""
+    advantage_ddof: Literal[0, 1] = 1
+    """1 divides the group's variance by G - 1 (all public libraries), 0 by G."""
+    surrogate: Literal["clip", "policy_gradient"] = "clip"
+    """PPO's clipped ratio, or ``-A log pi`` without a ratio."""
+    ratio: Literal["token", "sequence"] = "token"
+    """Unit of the importance ratio: each decision, or the length-normalised whole rollout (GSPO)."""
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    """The ratio is clipped below at ``1 - clip_low``."""
+    clip_high: float = Field(0.2, ge=0)
+    """The ratio is clipped above at ``1 + clip_high``; larger than ``clip_low`` is DAPO's clip-higher."""
+    dual_clip: float | None = Field(None, gt=1)
+    """For negative advantages the loss is bounded by ``dual_clip * |A|``; absent is off."""
+    kl: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL divergence to the reference policy."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Add the KL to the loss per decision, or subtract its sum over the rollout from the reward."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the KL term; at 0 no reference policy is kept in memory."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus; at 0 entropy is not computed in the update."""
+    aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """Mean over all decisions of the step, mean of rollout means, or sum over rollouts divided by ``N * horizon``."""
+    horizon: int | None = Field(None, gt=0)
+    """Constant length of ``aggregation: constant``; the longest possible rollout when absent."""
+    mask_truncated: bool = False
+    """Give rollouts that hit the length limit no loss (their rewards stay in the group statistics)."""
+
+
+class SamplingConfig(Section):
+    """Which tasks next, and how many rollouts of each."""
+
+    tasks_per_step: int = Field(16, gt=0)
+    """Groups per optimizer step, over all processes."""
+    group_size: int = Field(8, gt=0)
+    """Rollouts per task."""
+    order: Literal["shuffled", "sequential"] = "shuffled"
+    """Draw tasks without replacement in a new random order each epoch, or in the order of the source."""
+    domain_weights: dict[str, float] | None = None
+    """Relative weights of task domains; absent draws tasks uniformly."""
+
+
+class OptimizerConfig(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: float = Field(1e-6, gt=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of AdamW's moments."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW's denominator offset."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay on matrices; vectors (norms, biases) have none."""
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    """Gradients are scaled down to this global norm; absent is off."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """Shape of the learning rate after warm-up."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps of linear warm-up."""
+    final_fraction: float = Field(0.0, ge=0, le=1)
+    """Learning rate at the end of a cosine or linear schedule, as a share of the peak."""
+
+
+class TrainerConfig(Section):
+    """Length of the run and how a batch of rollouts becomes optimizer steps."""
+
+    num_steps: int = Field(..., gt=0)
+    """Train steps; each samples rollouts once."""
+    epochs_per_batch: int = Field(1, gt=0)
+    """Passes over each batch of rollouts."""
+    minibatches: int = Field(1, gt=0)
+    """Optimizer steps per pass; groups are never split between them."""
+    micro_batch_tokens: int = Field(16384, gt=0)
+    """Upper bound on prompt and decision positions held in one forward and backward pass; results do not depend on it."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """``bfloat16`` runs the forward pass under autocast; losses stay float32."""
+    num_threads: int | None = Field(None, gt=0)
+    """torch threads of each process; absent leaves torch's choice."""
+    max_constant_steps: int = Field(50, gt=0)
+    """Stop after this many steps in a row in which no group carried any signal."""
+
+
+class EvaluationConfig(Section):
+    """Held-out measurement with greedy decisions."""
+
+    split: str = "eval"
+    """Split of the adapter's task source."""
+    num_tasks: int = Field(200, gt=0)
+    """Held-out tasks of each evaluation (the first ones of the split, always the same)."""
+    every: int = Field(0, ge=0)
+    """Evaluate after every so many train steps; 0 is only before and after the run."""
+    at_start: bool = True
+    """Also evaluate before the first update, for comparison."""
+    metric: str = "accuracy"
+    """Reward term that is reported; must be among the run's rewards."""
+    batch_size: int = Field(64, gt=0)
+    """Tasks attempted at once; the result does not depend on it."""
+
+
+class CheckpointConfig(Section):
+    """Resumable snapshots."""
+
+    every: int = Field(100, ge=0)
+    """Write one after every so many train steps and at the end; 0 is only at the end."""
+    keep_last: int = Field(2, gt=0)
+    """Older ones are deleted, except the best by evaluation metric."""
+
+
+class MetricsConfig(Section):
+    """Where numbers go. ``metrics.jsonl`` is always written."""
+
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Further trackers, through accelerate."""
+    samples_every: int = Field(10, ge=0)
+    """Write readable rollouts every so many train steps; 0 never."""
+    samples_per_step: int = Field(8, gt=0)
+    """Rollouts written each time, whole groups first."""
+
+
+class RewardConfig(Section):
+    """One weighted reward term."""
+
+    weight: float = 1.0
+    """Factor of the term in the total reward."""
+    function: str | None = None
+    """``package.module:function`` of your own code; absent means the adapter's term of this name."""
+
+
+class RunConfig(Section):
+    """Everything that defines a run. Modalities subclass it with ``policy``, ``tasks`` and ``rollout`` sections."""
+
+    modality: str
+    """Which adapter package: vision, audio or robotics."""
+    name: str
+    """Folder of the run under ``output_dir``; a file's stem when absent from it."""
+    output_dir: Path = Path("runs")
+    """Parent of run directories."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Source of all randomness of the run."""
+    rewards: dict[str, RewardConfig] = Field(min_length=1)
+    """Weighted reward terms: ``accuracy: 1.0``, or ``mine: {weight: 0.5, function: my_module:my_term}``."""
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """Preset name, or a mapping with a name and overrides."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Which tasks next."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """AdamW and its schedule."""
+    trainer: TrainerConfig
+    """Length of the run, micro-batches, precision."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Held-out measurement."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Resumable snapshots."""
+    metrics: MetricsConfig = MetricsConfig()
+    """Trackers and samples."""
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _weights_are_short_for_terms(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: {"weight": spec} if isinstance(spec, (int, float)) else spec for name, spec in value.items()}
+        return value
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _a_name_is_short_for_a_preset(cls, value: Any) -> Any:
+        from mmrl.algorithms import PRESETS
+
+        if isinstance(value, AlgorithmConfig):
+            return value
+        given = {"name": value} if isinstance(value, str) else dict(value or {})
+        name = given.get("name", "grpo")
+        if name not in PRESETS:
+            raise ValueError(f"unknown algorithm {name!r}; {_suggest(str(name), PRESETS)}")
+        return {**PRESETS[name].slots, **given, "name": name}
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> RunConfig:
+        algorithm, group_size = self.algorithm, self.sampling.group_size
+        if algorithm.advantage != "ones" and group_size < 2:
+            raise ValueError(
+                f"sampling.group_size is {group_size}, but algorithm.advantage {algorithm.advantage!r} compares the rollouts of "
+                "a group; use 2 or more."
+            )
+        metric = algorithm.selection_metric
+        if metric is not None and metric not in self.rewards:
+            raise ValueError(f"algorithm.selection_metric {metric!r} is not among rewards; {_suggest(metric, self.rewards)}")
+        if self.sampling.tasks_per_step % self.trainer.minibatches:
+            raise ValueError(
+                f"sampling.tasks_per_step ({self.sampling.tasks_per_step}) must be divisible by trainer.minibatches "
+                f"({self.trainer.minibatches}), since groups are not split."
+            )
+        return self
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder that this run writes to."""
+        return self.output_dir / self.name
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a YAML file and the files its ``base:`` names (relative to it), later ones winning; ``name`` defaults to the stem."""
+    tree = _read_merged(path, ())
+    tree.setdefault("name", path.stem)
+    return tree
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Apply ``section.key=value`` strings; values are YAML. Returns a new tree."""
+    for override in overrides:
+        dotted, sign, text = override.partition("=")
+        if not sign or not dotted:
+            raise ConfigError(f"override {override!r}: expected section.key=value, for example trainer.num_steps=10.")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"override {override!r}: the value is not YAML ({_one_line(error)}).") from error
+        for key in reversed(dotted.split(".")):
+            value = {key: value}
+        tree = _merge(tree, value)
+    return tree
+
+
+def validate(tree: Mapping[str, Any], model: type[RunConfig], source: str) -> RunConfig:
+    """Build the typed config; every problem is reported in one `ConfigError`, unknown keys with the closest known one."""
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(item, model, source) for item in error.errors())) from None
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The resolved config as YAML that reads back to an equal config."""
+    return yaml.safe_dump(json.loads(config.model_dump_json()), sort_keys=False, width=120)
+
+
+def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys whose values differ, with both values."""
+    left, right = (_flatten(json.loads(config.model_dump_json())) for config in (old, new))
+    return {key: (left.get(key), right.get(key)) for key in {**left, **right} if left.get(key) != right.get(key)}
+
+
+def _read_merged(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in seen:
+        raise ConfigError(f"{path}: base files include each other in a circle; remove one of the base: entries.")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; expected a YAML config such as configs/vision/read_digits.yaml.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not YAML ({_one_line(error)}).") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: holds {type(tree).__name__}; expected sections such as trainer: and rewards:.")
+    bases = tree.pop("base", [])
+    merged: dict[str, Any] = {}
+    for base in [bases] if isinstance(bases, str) else bases:
+        merged = _merge(merged, _read_merged(path.parent / base, (*seen, path.resolve())))
+    return _merge(merged, tree)
+
+
+def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            merged[key] = _merge(below, value)
+        elif isinstance(value, Mapping) and key == "algorithm" and isinstance(below, str):
+            merged[key] = {"name": below, **value}  # the short form plus an override
+        else:
+            merged[key] = value
+    return merged
+
+
+def _explain(item: Mapping[str, Any], model: type[BaseModel], source: str) -> str:
+    location = [str(part) for part in item["loc"]]
+    key = ".".join(location) or "config"
+    if item["type"] == "extra_forbidden":
+        known = _fields_at(model, location[:-1])
+        return f"{source}: {key} is not a known key; {_suggest(location[-1], known)}"
+    if item["type"] == "missing":
+        return f"{source}: {key} is missing"
+    message = item["msg"].removeprefix("Value error, ")
+    if item["loc"] == ():
+        return f"{source}: {message}"
+    return f"{source}: {key} is {item['input']!r:.80}: {message}"
+
+
+def _fields_at(model: Any, path: Sequence[str]) -> list[str]:
+    """Names of the fields of the section that ``path`` leads to."""
+    for part in path:
+        candidates = _models_in(model.model_fields[part].annotation) if part in getattr(model, "model_fields", {}) else []
+        if not candidates:
+            continue  # the tag of a discriminated union, or a key of a mapping
+        model = candidates[0] if len(candidates) == 1 else _union(candidates)
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def _union(models: Sequence[type[BaseModel]]) -> Any:
+    class Union_:  # noqa: N801
+        model_fields = {name: info for model in models for name, info in model.model_fields.items()}
+
+    return Union_
+
+
+def _suggest(name: str, known: Any) -> str:
+    names = sorted(str(entry) for entry in known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"expected one of: {', '.join(names)}"
+
+
+def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict) or not tree:
+        return {prefix: tree}
+    return {key: value for name, sub in tree.items() for key, value in _flatten(sub, f"{prefix}.{name}".lstrip(".")).items()}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
