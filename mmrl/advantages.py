@@ -51,7 +51,7 @@ class _GroupStatistics:
     def __init__(self, rewards: Tensor, group_ids: Tensor) -> None:
         if rewards.ndim != 1 or rewards.shape != group_ids.shape:
             raise ValueError(
-                f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must both be [N], one entry per rollout."
+                f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must both be [N], one per rollout."
             )
         _, self.rows = group_ids.unique(return_inverse=True)  # [N], dense group numbers
         self.num_groups = int(self.rows.max()) + 1 if len(self.rows) else 0

@@ -221,8 +221,8 @@ class RunConfig(Section):
         algorithm, group_size = self.algorithm, self.sampling.group_size
         if algorithm.advantage != "ones" and group_size < 2:
             raise ValueError(
-                f"sampling.group_size is {group_size}, but algorithm.advantage {algorithm.advantage!r} compares the rollouts of "
-                "a group; use 2 or more."
+                f"sampling.group_size is {group_size}, but algorithm.advantage {algorithm.advantage!r} compares the rollouts "
+                "of a group; use 2 or more."
             )
         metric = algorithm.selection_metric
         if metric is not None and metric not in self.rewards:
@@ -241,7 +241,7 @@ class RunConfig(Section):
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a YAML file and the files its ``base:`` names (relative to it), later ones winning; ``name`` defaults to the stem."""
+    """Read a YAML file and the files its ``base:`` names (relative to it, later ones winning); ``name`` defaults to the stem."""
     tree = _read_merged(path, ())
     tree.setdefault("name", path.stem)
     return tree
@@ -329,14 +329,14 @@ def _explain(item: Mapping[str, Any], model: type[BaseModel], source: str) -> st
     return f"{source}: {key} is {item['input']!r:.80}: {message}"
 
 
-def _fields_at(model: Any, path: Sequence[str]) -> list[str]:
+def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     """Names of the fields of the section that ``path`` leads to."""
+    models = [model]
     for part in path:
-        candidates = _models_in(model.model_fields[part].annotation) if part in getattr(model, "model_fields", {}) else []
-        if not candidates:
-            continue  # the tag of a discriminated union, or a key of a mapping
-        model = candidates[0] if len(candidates) == 1 else _union(candidates)
-    return list(model.model_fields)
+        fields = [m.model_fields[part] for m in models if part in m.model_fields]
+        inner = [found for field in fields for found in _models_in(field.annotation)]
+        models = inner or models  # the tag of a discriminated union and a key of a mapping lead to no new model
+    return sorted({name for m in models for name in m.model_fields})
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -345,13 +345,6 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_in(part)]
-
-
-def _union(models: Sequence[type[BaseModel]]) -> Any:
-    class Union_:  # noqa: N801
-        model_fields = {name: info for model in models for name, info in model.model_fields.items()}
-
-    return Union_
 
 
 def _suggest(name: str, known: Any) -> str:
