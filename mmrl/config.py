@@ -241,7 +241,7 @@ class RunConfig(Section):
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a YAML file and the files its ``base:`` names (relative to it, later ones winning); ``name`` defaults to the stem."""
+    """Read a YAML file over the files its ``base:`` names (relative to it); ``name`` defaults to the file's stem."""
     tree = _read_merged(path, ())
     tree.setdefault("name", path.stem)
     return tree

@@ -1,0 +1,69 @@
+"""Conversations: what a language policy is asked, and what it wrote. Shared by vision and audio.
+
+A `ChatTask` keeps messages in the form that transformers' chat templates read; media parts hold a reference (a path, the bytes
+of a file, or an opened object) under the key of their type. Rollouts keep token ids and never re-tokenise: `Completion.text`
+is for rewards and people only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mmrl.types import Task
+
+MediaKind = Literal["image", "video", "audio"]
+MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
+
+Message = Mapping[str, Any]
+"""``{"role": "user", "content": [{"type": "image", "image": ref}, {"type": "text", "text": "..."}]}``; content is always a list."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTask(Task):
+    """A conversation that the policy continues, and what its completion is graded against."""
+
+    messages: tuple[Message, ...]
+    """System and user turns, media parts where they stand in the text."""
+    answer: str = ""
+    """The verifiable answer; empty when rewards need none."""
+    demonstration: str = ""
+    """A completion to imitate in supervised warm-up; empty when there is none."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The row's other columns, passed on to reward terms."""
+    source: str = ""
+    """``file:row`` of a dataset row, for errors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """What the policy wrote: the outcome that reward terms of text modalities read."""
+
+    text: str
+    """Decoded without special tokens."""
+    token_ids: tuple[int, ...]
+    """Exactly the sampled ids, the end token included."""
+    stop_reason: str
+    """``"stop"`` after an end token or stop string, ``"length"`` at the limit."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+def media_parts(task: ChatTask) -> Iterator[tuple[MediaKind, Any]]:
+    """The media of a task with their kinds, in the order in which the prompt shows them."""
+    for message in task.messages:
+        for part in message["content"]:
+            if part["type"] in MEDIA_KINDS:
+                yield part["type"], part[part["type"]]
+
+
+def plain_text(task: ChatTask) -> str:
+    """The conversation for people and logs, media shown as ``<image>``, ``<video>``, ``<audio>``."""
+    lines = []
+    for message in task.messages:
+        parts = [part["text"] if part["type"] == "text" else f"<{part['type']}>" for part in message["content"]]
+        lines.append(f"{message['role']}: {''.join(parts)}")
+    return "\n".join(lines)
