@@ -17,7 +17,7 @@ MediaKind = Literal["image", "video", "audio"]
 MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
 
 Message = Mapping[str, Any]
-"""``{"role": "user", "content": [{"type": "image", "image": ref}, {"type": "text", "text": "..."}]}``; content is always a list."""
+"""``{"role": "user", "content": [{"type": "image", "image": ref}, {"type": "text", "text": "..."}]}``: always a list."""
 
 
 @dataclass(frozen=True, kw_only=True)
