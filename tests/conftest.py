@@ -1,0 +1,13 @@
+"""What every test shares: no network, one torch thread, and property tests that draw the same examples each time."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers or datasets
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("mmrl", deadline=None, derandomize=True)
+settings.load_profile("mmrl")
