@@ -29,7 +29,7 @@ def log_ratio(
     difference = torch.where(mask, log_probs.float() - old_log_probs.float(), 0.0)
     if unit == "sequence":
         count = mask.sum(dim=1, keepdim=True).clamp(min=1)
-        difference = (difference.sum(dim=1, keepdim=True) / count).expand_as(difference)
+        difference = torch.where(mask, difference.sum(dim=1, keepdim=True) / count, 0.0)
     return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
