@@ -144,15 +144,16 @@ class RolloutBatch:
         index = rows.tolist()
         used = self.loss_mask[rows].any(dim=0).nonzero()
         width = int(used.max()) + 1 if len(used) else 0
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {"inputs": self.inputs.select(rows)}
         for item in fields(self):
             value = getattr(self, item.name)
+            if item.name == "inputs":
+                continue  # may be a tuple, but knows its own rows
             if isinstance(value, Tensor):
                 changes[item.name] = value[rows, :width] if value.ndim == 2 else value[rows]
             elif isinstance(value, tuple):
                 changes[item.name] = tuple(value[i] for i in index)
         changes["reward_terms"] = {name: term[rows] for name, term in self.reward_terms.items()}
-        changes["inputs"] = self.inputs.select(rows)  # last: they may be a tuple themselves
         return replace(self, **changes)
 
     @staticmethod
