@@ -78,8 +78,6 @@ class SamplingConfig(Section):
     """Rollouts per task."""
     order: Literal["shuffled", "sequential"] = "shuffled"
     """Draw tasks without replacement in a new random order each epoch, or in the order of the source."""
-    domain_weights: dict[str, float] | None = None
-    """Relative weights of task domains; absent draws tasks uniformly."""
 
 
 class OptimizerConfig(Section):
@@ -87,7 +85,7 @@ class OptimizerConfig(Section):
 
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decay rates of AdamW's moments."""
     eps: float = Field(1e-8, gt=0)
     """AdamW's denominator offset."""
@@ -181,7 +179,7 @@ class RunConfig(Section):
     """Source of all randomness of the run."""
     rewards: dict[str, RewardConfig] = Field(min_length=1)
     """Weighted reward terms: ``accuracy: 1.0``, or ``mine: {weight: 0.5, function: my_module:my_term}``."""
-    algorithm: AlgorithmConfig = AlgorithmConfig()
+    algorithm: AlgorithmConfig = Field("grpo", validate_default=True)
     """Preset name, or a mapping with a name and overrides."""
     sampling: SamplingConfig = SamplingConfig()
     """Which tasks next."""
@@ -200,7 +198,8 @@ class RunConfig(Section):
     @classmethod
     def _weights_are_short_for_terms(cls, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {name: {"weight": spec} if isinstance(spec, (int, float)) else spec for name, spec in value.items()}
+            full = (Mapping, RewardConfig)  # anything else is a weight, also "1e-3", which YAML reads as a string
+            return {name: spec if isinstance(spec, full) else {"weight": spec} for name, spec in value.items()}
         return value
 
     @field_validator("algorithm", mode="before")
@@ -210,9 +209,11 @@ class RunConfig(Section):
 
         if isinstance(value, AlgorithmConfig):
             return value
-        given = {"name": value} if isinstance(value, str) else dict(value or {})
+        given = {"name": value} if isinstance(value, str) else {} if value is None else value
+        if not isinstance(given, Mapping):
+            raise ValueError("expected the name of a preset, or a mapping with a name and overrides.")
         name = given.get("name", "grpo")
-        if name not in PRESETS:
+        if str(name) not in PRESETS:
             raise ValueError(f"unknown algorithm {name!r}; {_suggest(str(name), PRESETS)}")
         return {**PRESETS[name].slots, **given, "name": name}
 
@@ -295,9 +296,12 @@ def _read_merged(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: holds {type(tree).__name__}; expected sections such as trainer: and rewards:.")
-    bases = tree.pop("base", [])
+    named = tree.pop("base", [])
+    bases = [named] if isinstance(named, str) else named
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(f"{path}: base is {named!r}; expected the name of a YAML file, or a list of them.")
     merged: dict[str, Any] = {}
-    for base in [bases] if isinstance(bases, str) else bases:
+    for base in bases:
         merged = _merge(merged, _read_merged(path.parent / base, (*seen, path.resolve())))
     return _merge(merged, tree)
 

@@ -1,0 +1,355 @@
+"""Token-exact rollouts and log-probabilities for any transformers causal model with media in its prompt.
+
+The work on a prompt (media tower and prefill) is done once per group, in rollouts and in the update: `prefill` runs ``P``
+prompts, the cache is expanded to their rollouts, and completions are appended with explicit positions. The hidden state that
+predicts the first completion token is the prompt's last one, so logits exist for completion positions only.
+
+Shapes: ``P`` prompts, ``S`` prompt positions (left-padded), ``n`` rollouts, ``T`` completion tokens, ``D`` hidden size, ``V``
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+EncodedPrompt = Mapping[str, Tensor]
+"""One prompt as its processor encodes it: ``input_ids [1, S]`` and the model's media tensors, unpadded."""
+
+MAX_LOGITS_ELEMENTS = 1 << 25
+"""Logits are reduced in chunks of at most this many elements (128 MiB in float32); larger ones are recomputed in backward."""
+
+_TOKEN_ALIGNED = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. Top-k and top-p truncate sampling but not the recorded log-probabilities."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens with at least this probability."""
+    end_ids: tuple[int, ...] = ()
+    banned_ids: tuple[int, ...] = ()
+    """Tokens of probability 0, in sampling and in log-probabilities (media placeholders, the user's own)."""
+    greedy: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledTokens:
+    """Completions as they were sampled."""
+
+    tokens: Tensor
+    """``[n, T]`` int64, zeros after the end."""
+    mask: Tensor
+    """``[n, T]`` bool, true up to and including the end token."""
+    log_probs: Tensor
+    """``[n, T]`` float32 at the sampling temperature, zeros after the end."""
+    truncated: Tensor
+    """``[n]`` bool: the limit came before an end token."""
+
+
+@dataclass(kw_only=True)
+class Prefix:
+    """The prompts' state from which completions continue."""
+
+    cache: Any
+    last_hidden: Tensor
+    """``[P, D]``, predicts the first completion token."""
+    attention_mask: Tensor
+    """``[P, S]``."""
+    next_position: Tensor
+    """``[P]`` int64: rotary position of the first completion token."""
+
+    def select(self, rows: Tensor) -> None:
+        """Keep or repeat rows of everything, differentiably."""
+        self.cache.batch_select_indices(rows)
+        self.last_hidden = self.last_hidden[rows]
+        self.attention_mask = self.attention_mask[rows]
+        self.next_position = self.next_position[rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionInputs:
+    """What `completion_log_probs` needs again in the update: the `Inputs` of text modalities."""
+
+    prompts: tuple[EncodedPrompt, ...]
+    """Distinct prompts, one per group."""
+    prompt_index: Tensor
+    """``[N]`` int64: which prompt each row continues."""
+    tokens: Tensor
+    """``[N, T]`` int64 completion tokens, exactly as sampled."""
+
+    @property
+    def prompt_lengths(self) -> Tensor:
+        lengths = torch.tensor([prompt["input_ids"].shape[1] for prompt in self.prompts])
+        return lengths[self.prompt_index]
+
+    def select(self, rows: Tensor) -> CompletionInputs:
+        used, index = self.prompt_index[rows].unique(return_inverse=True)
+        prompts = tuple(self.prompts[i] for i in used.tolist())
+        return CompletionInputs(prompts=prompts, prompt_index=index, tokens=self.tokens[rows])
+
+    def concat(self, others: Sequence[CompletionInputs]) -> CompletionInputs:
+        parts = [self, *others]
+        width = max(part.tokens.shape[1] for part in parts)
+        offsets = torch.tensor([0] + [len(part.prompts) for part in parts[:-1]]).cumsum(0)
+        return CompletionInputs(
+            prompts=tuple(prompt for part in parts for prompt in part.prompts),
+            prompt_index=torch.cat([part.prompt_index + offset for part, offset in zip(parts, offsets)]),
+            tokens=torch.cat([nn.functional.pad(part.tokens, (0, width - part.tokens.shape[1])) for part in parts]),
+        )
+
+
+def collate_prompts(prompts: Sequence[EncodedPrompt], pad_id: int, device: torch.device) -> dict[str, Tensor]:
+    """Join prompts into one left-padded batch.
+
+    Token-aligned tensors are padded on the left; media tensors are padded with zeros to a common shape behind their first
+    axis (which matters only for models that keep images per row) and concatenated along the first.
+    """
+    width = max(prompt["input_ids"].shape[1] for prompt in prompts)
+    batch: dict[str, Tensor] = {}
+    keys = list(dict.fromkeys(key for prompt in prompts for key in prompt))
+    for key in keys:
+        parts = [prompt[key] for prompt in prompts if key in prompt]
+        if key in _TOKEN_ALIGNED:
+            fill = pad_id if key == "input_ids" else 0
+            batch[key] = torch.cat([nn.functional.pad(p, (width - p.shape[1], 0), value=fill) for p in parts]).to(device)
+        else:
+            batch[key] = _concat_padded(parts).to(device)
+    return batch
+
+
+def prefill(model: nn.Module, prompts: Sequence[EncodedPrompt], pad_id: int) -> Prefix:
+    """Run the media tower and the decoder over ``P`` prompts once, keeping the graph if gradients are on."""
+    body = _body(model)
+    inputs = collate_prompts(prompts, pad_id, model.device)
+    mask = inputs["attention_mask"]
+    if not any(key not in _TOKEN_ALIGNED for key in inputs):
+        inputs |= _text_positions(body, mask.cumsum(dim=1) - 1)
+    if hasattr(body, "rope_deltas"):
+        body.rope_deltas = None  # the model would otherwise reuse those of an earlier batch
+    output = body(**inputs, use_cache=True, return_dict=True)
+    deltas = getattr(output, "rope_deltas", None)
+    offset = 0 if deltas is None else deltas.view(-1).to(mask.device)
+    return Prefix(
+        cache=output.past_key_values,
+        last_hidden=output.last_hidden_state[:, -1],
+        attention_mask=mask,
+        next_position=mask.sum(dim=1) + offset,
+    )
+
+
+def extend(model: nn.Module, prefix: Prefix, tokens: Tensor, mask: Tensor, start: Tensor) -> Tensor:
+    """Append ``tokens`` ``[n, t]`` to ``prefix`` (one row each); hidden states ``[n, t, D]``.
+
+    ``mask`` ``[n, s + t]`` covers the completion so far and the new tokens; ``start`` ``[n]`` is the position of the first new
+    token. The prefix's cache grows in place.
+    """
+    positions = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+    body = _body(model)
+    return body(
+        input_ids=tokens,
+        attention_mask=torch.cat([prefix.attention_mask, mask.to(prefix.attention_mask.dtype)], dim=1),
+        past_key_values=prefix.cache,
+        use_cache=True,
+        return_dict=True,
+        **_text_positions(body, positions),
+    ).last_hidden_state
+
+
+@torch.no_grad()
+def sample(
+    model: nn.Module, prompts: Sequence[EncodedPrompt], params: SamplingParams, *, pad_id: int, group_size: int, seeds: Tensor
+) -> SampledTokens:
+    """Continue each prompt ``group_size`` times; group-major ``n = P * group_size`` rows.
+
+    The uniform numbers of row ``i`` come from a generator seeded with ``seeds[i]``, so a row does not depend on its
+    neighbours. Rows that have ended leave the batch.
+    """
+    device = model.device
+    prefix = prefill(model, prompts, pad_id)
+    prefix.select(torch.arange(len(prompts), device=device).repeat_interleave(group_size))
+    num = len(prompts) * group_size
+    uniforms = torch.stack([_uniforms(int(seed), params.max_new_tokens) for seed in seeds]).to(device)
+    tokens = torch.zeros(num, params.max_new_tokens, dtype=torch.long, device=device)
+    mask = torch.zeros(num, params.max_new_tokens, dtype=torch.bool, device=device)
+    log_probs = torch.zeros(num, params.max_new_tokens, device=device)
+    ends = torch.tensor(params.end_ids, dtype=torch.long, device=device)
+    rows = torch.arange(num, device=device)  # of the full batch, for those still in the decoding batch
+    alive = torch.ones(num, dtype=torch.bool, device=device)  # over the decoding batch
+    hidden, start = prefix.last_hidden, prefix.next_position
+    for t in range(params.max_new_tokens):
+        logits = _logits(model, hidden, params.temperature, params.banned_ids)
+        row_log_probs = logits.log_softmax(dim=-1)
+        drawn = logits.argmax(dim=-1) if params.greedy else _draw(row_log_probs, uniforms[rows, t], params)
+        tokens[rows[alive], t] = drawn[alive]
+        mask[rows[alive], t] = True
+        log_probs[rows[alive], t] = row_log_probs.gather(1, drawn[:, None])[alive, 0]
+        alive = alive & ~torch.isin(drawn, ends)
+        if t + 1 == params.max_new_tokens or not alive.any():
+            break
+        if alive.sum() <= 0.75 * len(rows):  # copying the cache for every single row would cost more than it saves
+            keep = alive.nonzero()[:, 0]
+            prefix.select(keep)
+            rows, drawn, start, alive = rows[keep], drawn[keep], start[keep], alive[keep]
+        hidden = extend(model, prefix, drawn[:, None], mask[rows, : t + 1], start + t)[:, -1]
+    truncated = torch.zeros(num, dtype=torch.bool, device=device)
+    truncated[rows] = alive
+    width = int(mask.any(dim=0).sum())
+    return SampledTokens(
+        tokens=tokens[:, :width].cpu(),
+        mask=mask[:, :width].cpu(),
+        log_probs=log_probs[:, :width].cpu(),
+        truncated=truncated.cpu(),
+    )
+
+
+def completion_log_probs(
+    model: nn.Module,
+    prompts: Sequence[EncodedPrompt],
+    prompt_index: Tensor,
+    tokens: Tensor,
+    mask: Tensor,
+    *,
+    pad_id: int,
+    temperature: float = 1.0,
+    banned_ids: Sequence[int] = (),
+    with_entropy: bool = False,
+    share_prefix: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities ``[n, T]`` of completions (and entropies, if asked for), with gradient.
+
+    ``prompt_index`` ``[n]`` names each row's prompt. With ``share_prefix`` a prompt is encoded once for all of its rows and
+    receives the sum of their gradients; without, every row runs its own prompt (the plain path, equal in value and gradient).
+    Masked positions are 0.
+    """
+    device = model.device
+    prompt_index, tokens, mask = prompt_index.to(device), tokens.to(device), mask.to(device)
+    if share_prefix:
+        prefix = prefill(model, prompts, pad_id)
+        prefix.select(prompt_index)
+        hidden = prefix.last_hidden[:, None]
+        if tokens.shape[1] > 1:
+            later = extend(model, prefix, tokens[:, :-1], mask[:, :-1], prefix.next_position)
+            hidden = torch.cat([hidden, later], dim=1)
+    else:
+        hidden = _plain_hidden(model, [prompts[i] for i in prompt_index.tolist()], tokens, mask, pad_id)
+    picked, entropies = selected_log_probs(
+        model, hidden[mask], tokens[mask], temperature=temperature, banned_ids=banned_ids, with_entropy=with_entropy
+    )
+    log_probs = picked.new_zeros(mask.shape).masked_scatter(mask, picked)
+    if entropies is None:
+        return log_probs, None
+    return log_probs, entropies.new_zeros(mask.shape).masked_scatter(mask, entropies)
+
+
+def selected_log_probs(
+    model: nn.Module,
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    banned_ids: Sequence[int] = (),
+    with_entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """``log softmax(head(hidden) / temperature)[targets]`` for ``hidden`` ``[M, D]``, ``targets`` ``[M]``; float32 ``[M]``.
+
+    When ``M * V`` exceeds `MAX_LOGITS_ELEMENTS` the logits are made chunk by chunk and recomputed in the backward pass, so
+    memory does not grow with the batch. Entropy is in nats.
+    """
+
+    def reduce(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = _logits(model, hidden, temperature, banned_ids)
+        normalizer = logits.logsumexp(dim=-1)
+        log_probs = logits.gather(1, targets[:, None])[:, 0] - normalizer
+        if not with_entropy:
+            return log_probs, log_probs.new_zeros(0)
+        probs = (logits - normalizer[:, None]).exp()
+        return log_probs, normalizer - (probs * logits.masked_fill(probs == 0, 0.0)).sum(dim=-1)
+
+    rows = max(1, MAX_LOGITS_ELEMENTS // model.get_output_embeddings().weight.shape[0])
+    if len(hidden) <= rows:
+        log_probs, entropies = reduce(hidden, targets)
+    else:
+        chunks = zip(hidden.split(rows), targets.split(rows))
+        parts = [checkpoint(reduce, h, y, use_reentrant=False) for h, y in chunks]
+        log_probs, entropies = (torch.cat(column) for column in zip(*parts))
+    return log_probs, entropies if with_entropy else None
+
+
+def _body(model: nn.Module) -> nn.Module:
+    """The model without its language head."""
+    return model.base_model
+
+
+def _text_positions(body: nn.Module, positions: Tensor) -> dict[str, Tensor]:
+    """``position_ids`` of text tokens at ``[n, t]`` positions; multimodal rotary models want them three times."""
+    positions = positions.clamp(min=0)
+    return {"position_ids": positions.expand(3, -1, -1) if hasattr(body, "rope_deltas") else positions}
+
+
+def _plain_hidden(
+    model: nn.Module, prompts: Sequence[EncodedPrompt], tokens: Tensor, mask: Tensor, pad_id: int
+) -> Tensor:
+    """Hidden states ``[n, T, D]`` that predict each completion token, from one full forward pass over every row."""
+    body = _body(model)
+    inputs = collate_prompts(prompts, pad_id, tokens.device)
+    width = inputs["input_ids"].shape[1]
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], tokens], dim=1)
+    inputs["attention_mask"] = torch.cat([inputs["attention_mask"], mask.to(inputs["attention_mask"].dtype)], dim=1)
+    if "mm_token_type_ids" in inputs:
+        inputs["mm_token_type_ids"] = nn.functional.pad(inputs["mm_token_type_ids"], (0, tokens.shape[1]))
+    if not any(key not in _TOKEN_ALIGNED for key in inputs):
+        inputs |= _text_positions(body, inputs["attention_mask"].cumsum(dim=1) - 1)
+    if hasattr(body, "rope_deltas"):
+        body.rope_deltas = None
+    return body(**inputs, use_cache=False, return_dict=True).last_hidden_state[:, width - 1 : -1]
+
+
+def _logits(model: nn.Module, hidden: Tensor, temperature: float, banned_ids: Sequence[int]) -> Tensor:
+    """Float32 ``[n, V]`` logits over temperature, ``-inf`` at banned ids."""
+    logits = model.get_output_embeddings()(hidden).float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    if banned_ids:
+        logits = logits.index_fill(-1, torch.tensor(list(banned_ids), device=logits.device), -torch.inf)
+    return logits
+
+
+def _draw(log_probs: Tensor, uniforms: Tensor, params: SamplingParams) -> Tensor:
+    """Inverse-transform sampling of ``[n, V]`` with one uniform number per row, after top-k and top-p; int64 ``[n]``."""
+    probs = log_probs.exp().double()
+    if params.top_k and params.top_k < probs.shape[1]:
+        smallest = probs.topk(params.top_k, dim=-1).values[:, -1:]
+        probs = probs.masked_fill(probs < smallest, 0.0)
+    if params.top_p < 1.0:
+        ordered, order = probs.sort(dim=-1, descending=True)
+        before = ordered.cumsum(dim=-1) - ordered  # the most likely token is always kept
+        ordered = ordered.masked_fill(before >= params.top_p * ordered.sum(dim=-1, keepdim=True), 0.0)
+        probs = torch.zeros_like(probs).scatter(1, order, ordered)
+    cumulative = probs.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    threshold = (uniforms[:, None] * total).minimum(total.nextafter(torch.zeros_like(total)))  # rounding up would pass the end
+    return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+
+
+def _uniforms(seed: int, count: int) -> Tensor:
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _concat_padded(parts: Sequence[Tensor]) -> Tensor:
+    shape = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts))]
+    if any(list(part.shape[1:]) != shape for part in parts):
+        missing = [[want - have for want, have in zip(shape, part.shape[1:])] for part in parts]
+        pads = [[side for gap in reversed(gaps) for side in (0, gap)] for gaps in missing]
+        parts = [nn.functional.pad(part, pad) for part, pad in zip(parts, pads)]
+    return torch.cat(list(parts))

@@ -1,0 +1,278 @@
+"""`LanguageAdapter`: rollouts and log-probabilities of a Hugging Face model whose prompts hold media.
+
+It is everything that vision and audio have in common. What differs is passed in: a `Frontend`, which turns conversations into
+model inputs and shows media to people, and the source of tasks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mmrl.adapter import RewardTerm
+from mmrl.chat import ChatTask, Completion, plain_text
+from mmrl.errors import AdapterError, CheckpointError, ConfigError, DataError
+from mmrl.generation import CompletionInputs, EncodedPrompt, SamplingParams, completion_log_probs, sample
+from mmrl.language_config import LanguagePolicyConfig, LanguageRolloutConfig
+from mmrl.types import Forward, Media, RolloutBatch, Sample
+
+
+class Frontend(Protocol):
+    """How one modality turns a conversation into model inputs."""
+
+    model_class: Any
+    """A transformers auto class with ``from_pretrained``."""
+    tower_names: tuple[str, ...]
+    """Attribute names of media towers inside a model's body."""
+    processor: Any
+
+    def encode(self, tasks: Sequence[ChatTask]) -> list[EncodedPrompt]:
+        """One encoded prompt per task, media included. Raises `DataError` naming the task."""
+        ...
+
+    def media(self, task: ChatTask) -> tuple[Media, ...]:
+        """The task's media as a person sees or hears them."""
+        ...
+
+
+@dataclass(kw_only=True)
+class LanguageAdapter:
+    """Implements `mmrl.adapter.Adapter` for models that write text."""
+
+    policy_config: LanguagePolicyConfig
+    rollout_config: LanguageRolloutConfig
+    frontend: Frontend
+    policy_dir: str
+    """Directory or hub name that the weights come from."""
+    sources: Mapping[str, Callable[[], Sequence[ChatTask]]]
+    reward_terms: Mapping[str, RewardTerm]
+    seed: int = 0
+    """Seed of newly initialised weights (low-rank adapters)."""
+
+    def __post_init__(self) -> None:
+        tokenizer, config = self.frontend.processor.tokenizer, self.rollout_config
+        self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        banned = set(_media_token_ids(self.frontend.processor)) if config.ban_media_tokens else set()
+        for token in config.banned_tokens:
+            index = tokenizer.convert_tokens_to_ids(token)
+            if index is None or index == tokenizer.unk_token_id:
+                raise ConfigError(f"rollout.banned_tokens: {token!r} is not a token of {self.policy_dir}.")
+            banned.add(index)
+        self.banned_ids = tuple(sorted(banned))
+        self.end_ids = _end_token_ids(tokenizer)
+        if banned & set(self.end_ids):
+            raise ConfigError("rollout.banned_tokens holds the end token; completions could never stop.")
+
+    def build_policy(self) -> nn.Module:
+        config = self.policy_config
+        model, info = self.frontend.model_class.from_pretrained(
+            self.policy_dir,
+            revision=config.revision,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=config.attention,
+            trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
+        )
+        _require_all_tensors(info, self.policy_dir)
+        if config.freeze_tower:
+            for tower in self._towers(model):
+                tower.requires_grad_(False)
+        if config.lora is not None:
+            model = self._add_lora(model)
+        return model.eval()
+
+    def freeze_reference(self, policy: nn.Module) -> Callable[[], AbstractContextManager[nn.Module]]:
+        if self.policy_config.lora is not None:
+            return lambda: _AdaptersOff(policy)
+        frozen = copy.deepcopy(policy).requires_grad_(False).eval()
+        return lambda: nullcontext(frozen)
+
+    def task_source(self, split: str) -> Sequence[ChatTask]:
+        if split not in self.sources:
+            raise ConfigError(f"evaluation.split is {split!r}; this run's tasks have: {', '.join(self.sources)}.")
+        return self.sources[split]()
+
+    def rollout(
+        self, policy: nn.Module, tasks: Sequence[ChatTask], *, group_size: int, seeds: Tensor, greedy: bool = False
+    ) -> RolloutBatch:
+        config = self.rollout_config
+        prompts = self._encode(tasks)
+        params = SamplingParams(
+            max_new_tokens=config.max_new_tokens,
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            end_ids=self.end_ids,
+            banned_ids=self.banned_ids,
+            greedy=greedy,
+        )
+        sampled = sample(_model(policy), prompts, params, pad_id=self.pad_id, group_size=group_size, seeds=seeds)
+        ids = [tuple(row[keep].tolist()) for row, keep in zip(sampled.tokens, sampled.mask)]
+        stop_reasons = tuple("length" if cut else "stop" for cut in sampled.truncated.tolist())
+        index = torch.arange(len(tasks)).repeat_interleave(group_size)
+        return RolloutBatch(
+            tasks=tuple(task for task in tasks for _ in range(group_size)),
+            group_ids=index,
+            seeds=seeds,
+            outcomes=tuple(self._completion(row, reason) for row, reason in zip(ids, stop_reasons)),
+            old_log_probs=sampled.log_probs,
+            loss_mask=sampled.mask,
+            stop_reasons=stop_reasons,
+            inputs=CompletionInputs(prompts=tuple(prompts), prompt_index=index, tokens=sampled.tokens),
+        )
+
+    def demonstrate(self, policy: nn.Module, tasks: Sequence[ChatTask]) -> RolloutBatch:
+        missing = [task.id for task in tasks if not task.demonstration]
+        if missing:
+            raise DataError(f"task {missing[0]!r} has no demonstration; supervised warm-up needs one for every task.")
+        tokenizer = self.frontend.processor.tokenizer
+        texts = tokenizer([task.demonstration for task in tasks], add_special_tokens=False)["input_ids"]
+        rows = [torch.tensor([*ids, self.end_ids[0]])[: self.rollout_config.max_new_tokens] for ids in texts]
+        tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        mask = nn.utils.rnn.pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in rows], batch_first=True)
+        index = torch.arange(len(tasks))
+        return RolloutBatch(
+            tasks=tuple(tasks),
+            group_ids=index,
+            seeds=torch.zeros(len(tasks), dtype=torch.long),
+            outcomes=tuple(self._completion(tuple(row.tolist()), "stop") for row in rows),
+            old_log_probs=torch.zeros(tokens.shape),
+            loss_mask=mask,
+            stop_reasons=("stop",) * len(tasks),
+            inputs=CompletionInputs(prompts=tuple(self._encode(tasks)), prompt_index=index, tokens=tokens),
+        )
+
+    def forward(self, policy: nn.Module, batch: RolloutBatch, needs: frozenset[str] = frozenset()) -> Forward:
+        unknown = needs - {"entropy"}
+        if unknown:
+            raise AdapterError(f"LanguageAdapter.forward cannot give {sorted(unknown)}; it gives: entropy.")
+        inputs: CompletionInputs = batch.inputs
+        log_probs, entropy = completion_log_probs(
+            _model(policy),
+            inputs.prompts,
+            inputs.prompt_index,
+            inputs.tokens[:, : batch.loss_mask.shape[1]],
+            batch.loss_mask,
+            pad_id=self.pad_id,
+            temperature=self.rollout_config.temperature,
+            banned_ids=self.banned_ids,
+            with_entropy="entropy" in needs,
+            share_prefix=self.rollout_config.share_prefix,
+        )
+        return Forward(log_probs=log_probs, entropy=entropy)
+
+    def describe(self, batch: RolloutBatch, row: int) -> Sample:
+        task: ChatTask = batch.tasks[row]
+        return Sample(
+            prompt=plain_text(task),
+            completion=batch.outcomes[row].text,
+            reference=task.answer,
+            media=self.frontend.media(task),
+        )
+
+    def save_policy(self, policy: nn.Module, directory: Path) -> None:
+        policy.save_pretrained(directory)
+        self.frontend.processor.save_pretrained(directory)
+
+    def load_policy(self, policy: nn.Module, directory: Path) -> None:
+        if self.policy_config.lora is not None:
+            _load_lora(policy, directory)
+            return
+        # Names in the file may differ from module names, so the library's own loader reads them; then every tensor is copied.
+        saved, info = type(policy).from_pretrained(
+            directory, dtype=policy.dtype, attn_implementation=self.policy_config.attention, output_loading_info=True
+        )
+        _require_all_tensors(info, str(directory))
+        policy.load_state_dict(saved.state_dict(), strict=True)
+
+    def _encode(self, tasks: Sequence[ChatTask]) -> list[EncodedPrompt]:
+        prompts = self.frontend.encode(tasks)
+        limit = self.rollout_config.max_prompt_tokens
+        for task, prompt in zip(tasks, prompts):
+            length = prompt["input_ids"].shape[1]
+            if length > limit:
+                raise DataError(
+                    f"{task.source or task.id}: the prompt has {length} tokens, rollout.max_prompt_tokens is {limit}; raise the "
+                    "limit, shrink media (max_pixels) or drop the row. A prompt is never cut."
+                )
+        return prompts
+
+    def _completion(self, token_ids: tuple[int, ...], stop_reason: str) -> Completion:
+        text = self.frontend.processor.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return Completion(text=text, token_ids=token_ids, stop_reason=stop_reason)
+
+    def _towers(self, model: nn.Module) -> list[nn.Module]:
+        names = self.frontend.tower_names
+        towers = [getattr(model.base_model, name) for name in names if hasattr(model.base_model, name)]
+        if not towers:
+            raise ConfigError(f"policy.freeze_tower: {type(model).__name__} has none of the towers {', '.join(names)}.")
+        return towers
+
+    def _add_lora(self, model: nn.Module) -> nn.Module:
+        from peft import LoraConfig, get_peft_model
+
+        spec = self.policy_config.lora
+        targets = spec.target_modules if isinstance(spec.target_modules, str) else list(spec.target_modules)
+        config = LoraConfig(r=spec.rank, lora_alpha=spec.alpha, target_modules=targets, lora_dropout=0.0)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return get_peft_model(model, config)
+
+
+class _AdaptersOff:
+    """Context in which a peft model is its own base model."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        self.policy = policy
+
+    def __enter__(self) -> nn.Module:
+        self.context = self.policy.disable_adapter()
+        self.context.__enter__()
+        return self.policy
+
+    def __exit__(self, *error: Any) -> None:
+        self.context.__exit__(*error)
+
+
+def _model(policy: nn.Module) -> nn.Module:
+    """The transformers model inside a peft wrapper; its linear layers already carry the adapters."""
+    return policy.get_base_model() if hasattr(policy, "get_base_model") else policy
+
+
+def _load_lora(policy: nn.Module, directory: Path) -> None:
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    saved = load_file(directory / "adapter_model.safetensors")
+    expected = get_peft_model_state_dict(policy)
+    if saved.keys() != expected.keys():
+        names = sorted(saved.keys() ^ expected.keys())
+        raise CheckpointError(f"{directory}: adapter tensors differ from the policy's, first {names[0]!r}; same policy.lora?")
+    set_peft_model_state_dict(policy, saved)
+
+
+def _require_all_tensors(info: Mapping[str, Any], directory: str) -> None:
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = sorted(str(name) for name in info[what])
+        if names:
+            raise CheckpointError(f"{directory}: {len(names)} {what.replace('_', ' ')}, first {names[0]!r}; is it this model?")
+
+
+def _media_token_ids(processor: Any) -> list[int]:
+    """Ids of placeholder and media boundary tokens that the processor knows."""
+    names = ("image_token_id", "video_token_id", "audio_token_id")
+    return [value for value in (getattr(processor, name, None) for name in names) if value is not None]
+
+
+def _end_token_ids(tokenizer: Any) -> tuple[int, ...]:
+    """The end of a turn first (what demonstrations end with), then the tokenizer's end of text."""
+    turn_ends = [tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<end_of_utterance>", "<|eot_id|>")]
+    ids = [index for index in turn_ends if index is not None and index != tokenizer.unk_token_id]
+    return tuple(dict.fromkeys([*ids, tokenizer.eos_token_id]))

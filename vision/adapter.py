@@ -1,0 +1,57 @@
+"""The vision adapter: which policy, which tasks, which rewards."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from transformers import AutoProcessor
+
+from mmrl.chat import ChatTask
+from mmrl.language import LanguageAdapter
+from mmrl.rewards import TEXT_TERMS
+from vision.config import DigitTasksConfig, VisionRunConfig
+from vision.digits import DigitTasks, tokenizer_corpus
+from vision.frontend import VisionFrontend
+from vision.tiny import build_tiny_qwen25_vl
+
+ASSETS = Path(__file__).parent / "assets"
+
+
+def build_adapter(config: VisionRunConfig) -> LanguageAdapter:
+    """The adapter of a vision run. Loads the processor; weights are loaded by ``build_policy``."""
+    directory = resolve_policy(config.policy.path, seed=config.seed)
+    processor = AutoProcessor.from_pretrained(
+        directory, revision=config.policy.revision, trust_remote_code=config.policy.trust_remote_code
+    )
+    return LanguageAdapter(
+        policy_config=config.policy,
+        rollout_config=config.rollout,
+        frontend=VisionFrontend(processor=processor, config=config.rollout),
+        policy_dir=directory,
+        sources=task_sources(config),
+        reward_terms=TEXT_TERMS,
+        seed=config.seed,
+    )
+
+
+def resolve_policy(path: str, *, seed: int) -> str:
+    """A directory or hub name: built-in names are made or found on this machine."""
+    if path == "tiny-qwen2.5-vl":
+        directory = tempfile.mkdtemp(prefix="mmrl-tiny-")
+        build_tiny_qwen25_vl(Path(directory), tokenizer_corpus(), seed=seed)
+        return directory
+    if path == "digit-reader":
+        return str(ASSETS / "digit_reader")
+    return path
+
+
+def task_sources(config: VisionRunConfig) -> Mapping[str, Callable[[], Sequence[ChatTask]]]:
+    """A source per split, made when asked for."""
+    tasks: DigitTasksConfig = config.tasks
+    return {
+        "train": partial(DigitTasks, tasks.kinds, split="train", num_tasks=tasks.num_tasks, seed=config.seed),
+        "eval": partial(DigitTasks, tasks.eval_kinds, split="eval", num_tasks=100_000),
+    }

@@ -1,0 +1,52 @@
+"""The sections that a vision run adds to `mmrl.config.RunConfig`. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from mmrl.config import RunConfig, Section
+from mmrl.language_config import LanguagePolicyConfig, LanguageRolloutConfig
+
+DigitKind = Literal[
+    "read", "read_first", "read_second", "choose_parity", "choose_yes_no", "choose_number", "choose_digit",
+    "parity", "above_four", "larger", "sum",
+]  # fmt: skip
+
+
+class VisionRolloutConfig(LanguageRolloutConfig):
+    """Sampling, prompt limits and the size of images."""
+
+    min_pixels: int = Field(28 * 28, gt=0)
+    """Smaller images are enlarged to this area."""
+    max_pixels: int = Field(768 * 28 * 28, gt=0)
+    """Larger images are shrunk to this area; 28 x 28 pixels are one visual token of Qwen2.5-VL."""
+    fps: float | None = Field(None, gt=0)
+    """Frames per second sampled from videos, and the rate of videos given as lists of frames."""
+    max_frames: int = Field(64, gt=0)
+    """Upper bound on the frames of a video."""
+
+
+class DigitTasksConfig(Section):
+    """Questions about scikit-learn's handwritten digits, split by source image."""
+
+    name: Literal["digits"]
+    kinds: tuple[DigitKind, ...] = ("parity", "above_four", "larger", "sum")
+    """Question kinds of training, in equal shares; repeat one to give it more."""
+    eval_kinds: tuple[DigitKind, ...] = ("parity", "above_four", "larger", "sum", "read", "read_first", "read_second")
+    """Question kinds of evaluation."""
+    num_tasks: int = Field(100_000, gt=0)
+    """Different training tasks before they repeat."""
+
+
+class VisionRunConfig(RunConfig):
+    """A run that trains a vision-language model."""
+
+    modality: Literal["vision"]
+    policy: LanguagePolicyConfig
+    """Which model, in which precision, and which of its weights train."""
+    tasks: DigitTasksConfig
+    """Built-in digit questions, or a dataset."""
+    rollout: VisionRolloutConfig = VisionRolloutConfig()
+    """Sampling, prompt limits and the size of images."""

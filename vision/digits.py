@@ -1,0 +1,155 @@
+"""Questions about real handwritten digits, with answers that can be checked.
+
+The images are scikit-learn's 1,797 scans (8x8 grey levels, from the UCI test set), split by source image: no scan that training
+shows appears in evaluation. Training scans are shifted, turned, stretched and blurred; evaluation scans are shown as they are.
+
+Question kinds are of two sorts. Reading and choosing are demonstrated in supervised warm-up; parity, comparison and sum are
+never demonstrated and are learned from reward alone. A demonstration of ``choose`` picks one of the offered answers at random,
+so it teaches the form of an answer and nothing about the digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from PIL import Image
+
+from mmrl.chat import ChatTask
+
+NUM_EVAL_IMAGES = 400
+IMAGE_SIZE = 56
+"""Pixels per side: 4 visual tokens of 28 x 28."""
+MARGIN = 1
+"""Empty pixels around a scan, so that distortion does not cut strokes at the border."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A family of questions."""
+
+    num_digits: int
+    ask: Callable[[np.random.Generator], str]
+    answer: Callable[[Sequence[int]], str]
+    demonstrated: bool
+    choices: Callable[[Sequence[int]], Sequence[str]] | None = None
+    """Answers that a demonstration picks from, when none of them is the right one."""
+
+
+def _one_of(*texts: str) -> Callable[[np.random.Generator], str]:
+    return lambda rng: texts[rng.integers(len(texts))]
+
+
+def _choose(offer: str, choices: Sequence[str], num_digits: int) -> Kind:
+    return Kind(
+        num_digits=num_digits, ask=_one_of(f"Choose {offer}."), answer=lambda digits: "", demonstrated=True,
+        choices=lambda digits: choices,
+    )  # fmt: skip
+
+
+NUMBERS = tuple(str(n) for n in range(19))
+
+KINDS: Mapping[str, Kind] = {
+    "read": Kind(num_digits=1, ask=_one_of("Which digit is it?"), answer=lambda d: str(d[0]), demonstrated=True),
+    "read_first": Kind(num_digits=2, ask=_one_of("Which digit is first?"), answer=lambda d: str(d[0]), demonstrated=True),
+    "read_second": Kind(num_digits=2, ask=_one_of("Which digit is second?"), answer=lambda d: str(d[1]), demonstrated=True),
+    "choose_parity": _choose("even or odd", ("even", "odd"), 1),
+    "choose_yes_no": _choose("yes or no", ("yes", "no"), 1),
+    "choose_number": _choose("a number from 0 to 18", NUMBERS, 2),
+    "choose_digit": Kind(
+        num_digits=2, ask=_one_of("Choose one digit."), answer=lambda d: "", demonstrated=True,
+        choices=lambda d: [str(d[0]), str(d[1])],
+    ),
+    "parity": Kind(
+        num_digits=1, ask=_one_of("Is it even or odd?"), answer=lambda d: ("even", "odd")[d[0] % 2], demonstrated=False
+    ),
+    "above_four": Kind(
+        num_digits=1, ask=_one_of("Is it above four, yes or no?"), answer=lambda d: ("no", "yes")[d[0] > 4], demonstrated=False
+    ),
+    "larger": Kind(num_digits=2, ask=_one_of("Which digit is larger?"), answer=lambda d: str(max(d)), demonstrated=False),
+    "sum": Kind(
+        num_digits=2, ask=_one_of("Which number from 0 to 18 is the sum?"), answer=lambda d: str(sum(d)), demonstrated=False
+    ),
+}  # fmt: skip
+
+
+class DigitTasks(Sequence[ChatTask]):
+    """An endless-looking, indexable source of digit questions: equal index, equal task."""
+
+    def __init__(self, kinds: Sequence[str], *, split: str, num_tasks: int, seed: int = 0) -> None:
+        self.kinds, self.split, self.num_tasks, self.seed = tuple(kinds), split, num_tasks, seed
+        self.images, self.labels = _split_images(split)
+
+    def __len__(self) -> int:
+        return self.num_tasks
+
+    def __getitem__(self, index: int) -> ChatTask:
+        if not 0 <= index < self.num_tasks:
+            raise IndexError(f"digit task {index}: the {self.split} split has {self.num_tasks} tasks.")
+        name = self.kinds[index % len(self.kinds)]
+        kind = KINDS[name]
+        rng = np.random.default_rng((self.seed, self.split == "train", index))
+        scans = rng.choice(len(self.labels), size=kind.num_digits, replace=False)
+        while name == "larger" and self.labels[scans[0]] == self.labels[scans[1]]:
+            scans = rng.choice(len(self.labels), size=2, replace=False)
+        digits = [int(self.labels[scan]) for scan in scans]
+        images = [render(self.images[scan], rng if self.split == "train" else None) for scan in scans]
+        options = kind.choices(digits) if kind.choices else [kind.answer(digits)]
+        said = options[rng.integers(len(options))]
+        seen = " ".join(map(str, digits))
+        parts = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": kind.ask(rng)}]
+        return ChatTask(
+            id=f"{self.split}/{name}/{index}",
+            domain=name,
+            messages=({"role": "user", "content": parts},),
+            answer=kind.answer(digits),
+            demonstration=f"<think>{seen}</think><answer>{said}</answer>" if kind.demonstrated else "",
+            columns={"digits": digits},
+        )
+
+
+def render(scan: np.ndarray, rng: np.random.Generator | None) -> Image.Image:
+    """An 8x8 scan (0..16) as an RGB image of `IMAGE_SIZE` pixels, dark on light; ``rng`` distorts it as a hand would."""
+    grey = Image.fromarray((255 - np.pad(scan, MARGIN) * (255 / 16)).astype(np.uint8))
+    scale = grey.width / IMAGE_SIZE
+    matrix = np.eye(2) * scale
+    offset = np.zeros(2)
+    if rng is not None:
+        angle, shear = rng.uniform(-0.25, 0.25), rng.uniform(-0.2, 0.2)
+        turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        distort = turn @ np.array([[1.0, shear], [0.0, 1.0]]) @ np.diag(rng.uniform(0.85, 1.2, size=2))
+        matrix = distort * scale
+        center = np.full(2, IMAGE_SIZE / 2)
+        offset = np.full(2, grey.width / 2) - matrix @ center + rng.uniform(-0.8, 0.8, size=2)
+    coefficients = (matrix[0, 0], matrix[0, 1], offset[0], matrix[1, 0], matrix[1, 1], offset[1])
+    image = grey.transform(
+        (IMAGE_SIZE, IMAGE_SIZE), Image.Transform.AFFINE, coefficients, Image.Resampling.BICUBIC, fillcolor=255
+    )
+    if rng is not None:
+        ink = (255.0 - np.asarray(image)) * rng.uniform(0.7, 1.1) + rng.normal(0.0, rng.uniform(0.0, 12.0), (IMAGE_SIZE,) * 2)
+        image = Image.fromarray((255 - ink.clip(0, 255)).astype(np.uint8))
+    return image.convert("RGB")
+
+
+def tokenizer_corpus() -> list[str]:
+    """Texts that the tiny model's tokenizer is trained on: every question, and the words of every answer."""
+    rng = np.random.default_rng(0)
+    questions = [f"user\n{kind.ask(rng)}\nassistant\n" for kind in KINDS.values() for _ in range(4)]
+    return questions + ["even", "odd", "yes", "no"] * 4
+
+
+@cache
+def _scans() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return data.images, data.target
+
+
+def _split_images(split: str) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = _scans()
+    order = np.random.default_rng(1797).permutation(len(labels))
+    chosen = order[NUM_EVAL_IMAGES:] if split == "train" else order[:NUM_EVAL_IMAGES]
+    return images[chosen], labels[chosen]
