@@ -374,9 +374,11 @@ def _media(rows: Mapping[int, list[dict[str, Any]]], run: Run, run_dir: Path) ->
             f"newest {MAX_MEDIA_STEPS - 1}. All are in samples/media/."
         )
     if large:
-        run.notes.append(f"{len(large)} media files are left out, since the page holds at most {MAX_MEDIA_BYTES >> 20} MiB.")
+        count = "1 media file is" if len(large) == 1 else f"{len(large)} media files are"
+        run.notes.append(f"{count} left out, since the page holds at most {MAX_MEDIA_BYTES >> 20} MiB of them.")
     if missing:
-        run.notes.append(f"{len(missing)} media files were not found in the run directory, for example {min(missing)}.")
+        count = "1 media file was" if len(missing) == 1 else f"{len(missing)} media files were"
+        run.notes.append(f"{count} not found in the run directory, for example {min(missing)}.")
     return embedded
 
 

@@ -1,0 +1,511 @@
+"""The report of synthetic run directories, as data and, where a Chromium is installed, as a rendered page."""
+
+import base64
+import html
+import io
+import json
+import math
+import re
+import shutil
+import subprocess
+import wave
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmrl.errors import DataError
+from mmrl.report import MAX_POINTS, MAX_TEXT, write_report
+from mmrl.statistics import difference_interval, wilson_interval
+
+CONFIG = """\
+modality: vision
+name: demo
+seed: 7
+algorithm: {name: dapo, clip_high: 0.28}
+policy: {name: tiny-qwen2.5-vl}
+trainer: {num_steps: 40}
+"""
+SCRIPT = "</script><script>document.title = 'owned'</script><!--"
+
+
+def write_lines(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def proportion(k, n):
+    low, high = wilson_interval(k, n)
+    return {"k": k, "n": n, "mean": k / n, "low": low, "high": high}
+
+
+def write_evaluation(run, train_step, overall, **domains):
+    tree = {"train_step": train_step, "split": "eval", "metric": "accuracy", "overall": overall, "domains": domains}
+    (run / "eval").mkdir(exist_ok=True)
+    (run / "eval" / f"step_{train_step:06d}.json").write_text(json.dumps(tree), encoding="utf-8")
+
+
+def rollout(train_step, row, **changes):
+    return {
+        "train_step": train_step,
+        "task_id": f"task-{row // 2}",
+        "domain": "odd" if row // 2 % 2 else "even",
+        "group": row // 2,
+        "seed": 100 + row,
+        "prompt": "Which digit is shown?",
+        "completion": f"<answer>{row}</answer>",
+        "reference": "3",
+        "reward": row / 4,
+        "reward_terms": {"accuracy": float(row % 2), "bonus": None},
+        "advantage": 1.0 if row % 2 else -1.0,
+        "stop_reason": "stop",
+        "num_decisions": 12,
+        "media": [],
+        **changes,
+    }
+
+
+def png(shade):
+    file = io.BytesIO()
+    Image.new("L", (28, 28), shade).save(file, "PNG")
+    return file.getvalue()
+
+
+def wav():
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(8000)
+        sound.writeframes(bytes(1600))
+    return file.getvalue()
+
+
+def write_samples(run, train_step, rows, media=()):
+    """Rows of one step; ``media`` holds (name, kind, bytes) shown by every row."""
+    (run / "samples" / "media").mkdir(parents=True, exist_ok=True)
+    shown = []
+    for name, kind, content in media:
+        (run / "samples" / "media" / name).write_bytes(content)
+        shown.append({"kind": kind, "path": f"samples/media/{name}", "caption": f"a caption of {name}"})
+    write_lines(run / "samples" / f"step_{train_step:06d}.jsonl", [{**row, "media": row["media"] or shown} for row in rows])
+
+
+@pytest.fixture
+def empty_run(tmp_path):
+    run = tmp_path / "demo"
+    run.mkdir()
+    (run / "config.yaml").write_text(CONFIG, encoding="utf-8")
+    return run
+
+
+@pytest.fixture
+def run(empty_run):
+    steps = range(1, 41)
+    metrics = [{"train_step": t, "reward/mean": t / 40, "loss": math.sin(t), "ratio/clip_low": 0.0} for t in steps]
+    write_lines(empty_run / "metrics.jsonl", [{**row, "completion/length": 20 - row["train_step"] / 4} for row in metrics])
+    timing = [{"train_step": t, "rollout_s": 2.0, "update_s": 1.0, "step_s": 4.0} for t in steps]
+    write_lines(empty_run / "timing.jsonl", timing)
+    write_evaluation(empty_run, 0, proportion(20, 100), even=proportion(12, 50), odd=proportion(8, 50))
+    write_evaluation(empty_run, 20, proportion(50, 100), even=proportion(25, 50), odd=proportion(25, 50))
+    write_evaluation(empty_run, 40, proportion(90, 100), even=proportion(48, 50), odd=proportion(42, 50))
+    media = [("step_000040.png", "image", png(200)), ("step_000040.wav", "audio", wav())]
+    rows = [rollout(40, row) for row in range(4)]
+    rows[1]["completion"] = f"I am sure. {SCRIPT}"
+    rows[2]["completion"] = "unbroken" * 300
+    write_samples(empty_run, 10, [rollout(10, row) for row in range(4)])
+    write_samples(empty_run, 40, rows, media)
+    return empty_run
+
+
+def page_of(run):
+    return write_report(run).read_text(encoding="utf-8")
+
+
+def data_of(run):
+    """What the page's own script reads."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page_of(run), re.S)[1])
+
+
+def curve_of(data, key):
+    return next(curve for curve in data["curves"] if curve["key"] == key)
+
+
+# --- what the page says ---
+
+
+def test_the_report_is_one_file_in_the_run_directory(run):
+    before = set(run.iterdir())
+    path = write_report(run)
+    assert path == run / "report.html"
+    assert set(run.iterdir()) - before == {path}
+
+
+def test_the_summary_names_algorithm_policy_length_seed_and_time(run):
+    assert data_of(run)["summary"] == {
+        "algorithm": "dapo",
+        "modality": "vision",
+        "policy": "tiny-qwen2.5-vl",
+        "steps": 40,
+        "seed": 7,
+        "seconds": 160.0,
+    }
+
+
+def test_an_unfinished_run_says_how_far_it_came(run):
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:12]), encoding="utf-8")
+    assert data_of(run)["summary"]["steps"] == "12 of 40"
+
+
+def test_held_out_compares_the_first_and_the_last_evaluation_in_every_domain(run):
+    held = data_of(run)["held_out"]
+    assert held["steps"] == [0, 40]
+    assert held["percent"] is True
+    assert [row["name"] for row in held["rows"]] == ["all tasks", "even", "odd"]
+    odd = held["rows"][2]
+    assert (odd["before"]["k"], odd["after"]["k"], odd["after"]["n"]) == (8, 42, 50)
+    assert odd["difference"]["mean"] == pytest.approx(0.68)
+    ends = difference_interval((0.16, *wilson_interval(8, 50)), (0.84, *wilson_interval(42, 50)))
+    assert (odd["difference"]["low"], odd["difference"]["high"]) == pytest.approx(ends)
+
+
+def test_held_out_shows_means_of_a_metric_that_is_not_yes_or_no(empty_run):
+    # k is then the sum of the metric, here 3.0 over 10 tasks: a share of 3 in 10 would be wrong.
+    for step, mean in ((0, 0.3), (5, 0.7)):
+        write_evaluation(empty_run, step, {"k": 10 * mean, "n": 10, "mean": mean, "low": mean - 0.1, "high": mean + 0.1})
+    held = data_of(empty_run)["held_out"]
+    assert held["percent"] is False
+    assert held["rows"][0]["before"]["k"] is None
+    assert held["rows"][0]["difference"]["low"] == pytest.approx(0.4 - math.hypot(0.1, 0.1))
+
+
+def test_held_out_takes_domains_that_only_one_evaluation_has_and_empty_ones(empty_run):
+    nothing = {"k": 0, "n": 0, "mean": None, "low": None, "high": None}
+    write_evaluation(empty_run, 0, proportion(1, 2), old=proportion(1, 2), none=nothing)
+    write_evaluation(empty_run, 5, proportion(2, 2), new=proportion(2, 2), none=nothing)
+    rows = {row["name"]: row for row in data_of(empty_run)["held_out"]["rows"]}
+    assert rows["old"]["after"] is None
+    assert rows["new"]["before"] is None
+    assert rows["none"]["before"] is rows["none"]["difference"] is None
+
+
+def test_a_single_evaluation_is_not_compared_with_itself(empty_run):
+    write_evaluation(empty_run, 0, proportion(1, 4))
+    held = data_of(empty_run)["held_out"]
+    assert held["steps"] == [0]
+    assert held["rows"][0]["after"]["mean"] == 0.25
+
+
+def test_three_evaluations_draw_a_held_out_curve_with_its_band(run):
+    curve = curve_of(data_of(run), "held-out/accuracy")
+    assert curve["steps"] == [0, 20, 40]
+    assert curve["values"] == [0.2, 0.5, 0.9]
+    assert all(low < value < high for low, value, high in zip(curve["low"], curve["values"], curve["high"]))
+
+
+def test_curves_put_the_reward_first_and_keep_every_value_of_a_short_run(run):
+    data = data_of(run)
+    assert [curve["key"] for curve in data["curves"]] == [
+        "held-out/accuracy", "reward/mean", "loss", "completion/length", "ratio/clip_low",
+    ]  # fmt: skip
+    assert curve_of(data, "reward/mean")["values"] == [t / 40 for t in range(1, 41)]
+
+
+def test_smoothing_of_a_straight_line_is_that_line(run):
+    # 40 values are averaged over 3; at both ends the window is cut to 2 values.
+    smooth = curve_of(data_of(run), "reward/mean")["smooth"]
+    assert smooth[1:-1] == pytest.approx([t / 40 for t in range(2, 40)])
+    assert (smooth[0], smooth[-1]) == pytest.approx((1.5 / 40, 39.5 / 40))
+
+
+def test_timing_adds_up_to_the_whole_step(run):
+    rows = {row["name"]: row for row in data_of(run)["timing"]}
+    assert list(rows) == ["rollout", "update", "other", "whole step"]
+    assert rows["rollout"]["mean"] == rows["rollout"]["late"] == 2.0
+    assert rows["other"]["total"] == 40.0
+    assert sum(row["share"] for name, row in rows.items() if name != "whole step") == pytest.approx(1.0)
+
+
+def test_samples_keep_terms_that_do_not_apply_apart_from_zero(run):
+    row = data_of(run)["samples"]["steps"][1]["rows"][0]
+    assert row["terms"] == {"accuracy": 0, "bonus": None}
+    assert (row["advantage"], row["reward"], row["seed"], row["num_decisions"]) == (-1, 0, 100, 12)
+
+
+# --- safe and self-contained ---
+
+
+def test_text_of_a_run_cannot_become_markup(run):
+    (run / "config.yaml").write_text(CONFIG + f"# {SCRIPT}\n", encoding="utf-8")
+    write_samples(run, 41, [rollout(41, 0, prompt=SCRIPT, task_id=SCRIPT, reference=SCRIPT, reward_terms={SCRIPT: 1.0})])
+    hostile = run.rename(run.parent / "<b onclick=x>&'")
+    page = page_of(hostile)
+    assert len(re.findall(r"<script", page)) == len(re.findall(r"</script>", page)) == 2  # the data and our own
+    assert "<b onclick" not in page
+    assert data_of(hostile)["samples"]["steps"][-1]["rows"][0]["prompt"] == SCRIPT  # and nothing was lost
+
+
+def test_text_of_a_run_is_not_taken_for_a_slot_of_the_template(run):
+    write_samples(run, 41, [rollout(41, 0, completion="<!--STYLE-->")])
+    assert page_of(run).count("color-scheme: dark") == 1
+
+
+def test_the_page_asks_the_network_for_nothing(run):
+    page = page_of(run)
+    markup = re.sub(r"<script.*?</script>", "", page, flags=re.S)
+    assert all(target.startswith("#") for target in re.findall(r"(?:src|href)\s*=\s*[\"']?([^\s\"'>]*)", markup))
+    assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|import\(", page)
+    assert set(re.findall(r"https?://[^\s\"']+", page)) <= {"http://www.w3.org/2000/svg"}  # a namespace, never fetched
+    assert "default-src 'none'" in page
+
+
+def test_media_are_inside_the_page(run):
+    media = data_of(run)["samples"]["media"]
+    image, sound = media["samples/media/step_000040.png"], media["samples/media/step_000040.wav"]
+    assert image.startswith("data:image/png;base64,")
+    assert base64.b64decode(image.partition(",")[2]) == png(200)
+    assert re.match(r"data:audio/(x-|vnd\.)?wave?;base64,", sound)
+
+
+def test_media_of_the_first_and_the_newest_steps_are_kept_and_the_page_says_so(empty_run):
+    for step in range(10, 110, 10):
+        write_samples(empty_run, step, [rollout(step, 0)], [(f"{step}.png", "image", png(step))])
+    data = data_of(empty_run)
+    assert set(data["samples"]["media"]) == {f"samples/media/{step}.png" for step in (10, 60, 70, 80, 90, 100)}
+    assert len(data["samples"]["steps"]) == 10
+    assert any(note.startswith("Media of 4 of 10 sample steps are left out") for note in data["notes"])
+
+
+def test_media_beyond_the_size_limit_are_left_out_oldest_first(empty_run, monkeypatch):
+    monkeypatch.setattr("mmrl.report.MAX_MEDIA_BYTES", len(png(1)) + 10)
+    for step in (1, 2):
+        write_samples(empty_run, step, [rollout(step, 0)], [(f"{step}.png", "image", png(step))])
+    data = data_of(empty_run)
+    assert set(data["samples"]["media"]) == {"samples/media/2.png"}
+    assert any(note.startswith("1 media file is left out") for note in data["notes"])
+
+
+def test_only_files_of_the_run_directory_are_embedded(empty_run):
+    (empty_run.parent / "secret.png").write_bytes(png(9))
+    paths = ("../secret.png", str(empty_run.parent / "secret.png"))
+    outside = [{"kind": "image", "path": path, "caption": ""} for path in paths]
+    write_samples(empty_run, 1, [rollout(1, 0, media=outside)])
+    data = data_of(empty_run)
+    assert data["samples"]["media"] == {}
+    assert any("2 media files were not found in the run directory" in note for note in data["notes"])
+
+
+# --- long, broken and young runs ---
+
+
+def test_twenty_thousand_steps_stay_a_small_page_and_keep_their_spikes(empty_run):
+    noise = np.random.default_rng(0).normal(size=(20_000, 25)).round(6)
+    noise[12_345, 3] = 99.0
+    names = [f"family/{i}" for i in range(25)]
+    rows = [{"train_step": t, **dict(zip(names, row))} for t, row in enumerate(noise.tolist(), start=1)]
+    write_lines(empty_run / "metrics.jsonl", rows)
+    data = data_of(empty_run)
+    assert (empty_run / "report.html").stat().st_size < 1_000_000
+    curve = curve_of(data, "family/3")
+    assert len(curve["steps"]) == len(curve["values"]) == len(curve["smooth"]) <= MAX_POINTS
+    assert (curve["steps"][0], curve["steps"][-1]) == (1, 20_000)
+    assert curve["values"][curve["steps"].index(12_346)] == 99
+
+
+def test_many_sample_steps_keep_the_first_and_the_newest(empty_run):
+    for step in range(1, 101):
+        write_samples(empty_run, step, [rollout(step, 0)])
+    data = data_of(empty_run)
+    steps = [entry["step"] for entry in data["samples"]["steps"]]
+    assert len(steps) == len(set(steps)) == 40
+    assert steps[0] == 1
+    assert steps[-20:] == list(range(81, 101))
+    assert any(note.startswith("Samples of 60 of 100 steps are left out") for note in data["notes"])
+
+
+def test_a_very_long_completion_is_cut_and_says_so(empty_run):
+    write_samples(empty_run, 1, [rollout(1, 0, completion="x" * (MAX_TEXT + 5))])
+    completion = data_of(empty_run)["samples"]["steps"][0]["rows"][0]["completion"]
+    assert completion == "x" * MAX_TEXT + "\n[5 more characters are in samples/]"
+
+
+def test_values_that_are_missing_or_not_finite_are_gaps(empty_run):
+    values = [1.0, math.nan, None, math.inf, "absent", 2.0]
+    rows = [{"train_step": t, "loss": value, "other": 0.5} for t, value in enumerate(values, start=1)]
+    del rows[4]["loss"]
+    write_lines(empty_run / "metrics.jsonl", rows)
+    assert curve_of(data_of(empty_run), "loss")["values"] == [1, None, None, None, None, 2]
+
+
+def test_smoothing_leaves_out_gaps(empty_run):
+    rows = [{"train_step": t, "loss": math.nan if t % 3 else 0.25} for t in range(200)]
+    write_lines(empty_run / "metrics.jsonl", rows)
+    assert set(curve_of(data_of(empty_run), "loss")["smooth"]) == {0.25}
+
+
+def test_an_interrupted_last_line_is_left_out_and_said(run):
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"train_step": 41, "reward/me')
+    data = data_of(run)
+    assert curve_of(data, "reward/mean")["steps"][-1] == 40
+    assert any(note.startswith("metrics.jsonl: 1 line is not readable") for note in data["notes"])
+
+
+def test_steps_repeated_by_a_resumed_run_count_once(empty_run):
+    rows = [{"train_step": t, "loss": float(value)} for t, value in [(1, 1), (2, 2), (3, 3), (2, 20), (3, 30)]]
+    write_lines(empty_run / "metrics.jsonl", rows)
+    curve = curve_of(data_of(empty_run), "loss")
+    assert (curve["steps"], curve["values"]) == ([1, 2, 3], [1, 20, 30])
+
+
+def test_a_damaged_evaluation_is_left_out_and_said(run):
+    (run / "eval" / "step_000060.json").write_text('{"train_step": 60', encoding="utf-8")
+    data = data_of(run)
+    assert data["held_out"]["steps"] == [0, 40]
+    assert "eval/step_000060.json: not readable as an evaluation and left out." in data["notes"]
+
+
+def test_a_run_without_any_step_still_has_a_page(empty_run):
+    data = data_of(empty_run)
+    assert data["held_out"] is None
+    assert data["curves"] == data["timing"] == data["samples"]["steps"] == data["notes"] == []
+    assert data["config"] == CONFIG
+
+
+def test_a_config_that_is_not_yaml_does_not_hide_the_curves(run):
+    (run / "config.yaml").write_text("a: [", encoding="utf-8")
+    data = data_of(run)
+    assert data["curves"]
+    assert data["summary"] == {"steps": 40, "seconds": 160.0}
+    assert any(note.startswith("config.yaml is not YAML") for note in data["notes"])
+
+
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
+    with pytest.raises(DataError, match="holds neither config"):
+        write_report(tmp_path)
+
+
+# --- rendered ---
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+rendered = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or chrome on PATH to render the page")
+
+PHONE = """<!doctype html><iframe style="width: 390px; height: 800px" srcdoc="{page}"></iframe>
+<pre id="seen"></pre>
+<script>
+onload = () => {{
+  const page = document.querySelector("iframe").contentDocument, root = page.documentElement;
+  const sideways = () => root.scrollWidth - root.clientWidth;
+  const seen = {{ error: root.dataset.error ?? null, ready: root.dataset.ready, title: page.title, sideways: [sideways()] }};
+  const curve = page.querySelector("[data-key='reward/mean']"), box = curve.getBoundingClientRect();
+  const now = () => curve.closest("figure").querySelector(".now").textContent;
+  seen.newest = now();
+  curve.dispatchEvent(new PointerEvent("pointermove", {{ clientX: box.left, bubbles: true }}));
+  seen.pointed = now();
+  seen.elsewhere = page.querySelector("[data-key='completion/length']").closest("figure").querySelector(".now").textContent;
+  curve.dispatchEvent(new PointerEvent("pointerleave"));
+  seen.left = now();
+  const texts = (selector) => [...page.querySelectorAll(selector)].map((node) => node.textContent);
+  seen.rollouts = texts(".rollouts .completion .text");
+  seen.images = page.querySelectorAll("article img[src^='data:image/png']").length;
+  seen.sounds = page.querySelectorAll("article audio[src^='data:audio']").length;
+  seen.cut = page.querySelectorAll(".text.short").length;
+  page.querySelectorAll("button.more").forEach((button) => button.click());
+  seen.opened = page.querySelectorAll(".text.short").length;
+  seen.sideways.push(sideways());
+  const choose = (id, value) => {{
+    const box = page.getElementById(id);
+    box.value = value;
+    box.dispatchEvent(new Event("change"));
+  }};
+  choose("sample-group", "1");
+  seen.tasks_of_group = texts("article h3");
+  choose("sample-step", "0");
+  seen.rollouts_of_step_10 = texts(".rollouts .completion .text");
+  seen.error_at_end = root.dataset.error ?? null;
+  document.getElementById("seen").textContent = JSON.stringify(seen);
+}};
+</script>"""
+
+
+def render(path, tmp_path, *, width=1280):
+    """The DOM that a headless Chromium makes of a page."""
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        f"--user-data-dir={tmp_path}/profile", f"--window-size={width},900", "--virtual-time-budget=5000", "--dump-dom",
+        path.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "<html" in done.stdout, f"chromium rendered nothing: {done.stderr[-2000:]}"
+    return done.stdout
+
+
+def words_of(dom):
+    """What a person reads, without the page's own scripts and styles."""
+    return " ".join(html.unescape(re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", dom, flags=re.S)).split())
+
+
+@rendered
+def test_a_browser_draws_curves_tables_and_samples_without_an_error(run, tmp_path):
+    dom = render(write_report(run), tmp_path)
+    root = re.search(r"<html[^>]*>", dom)[0]
+    assert "data-error" not in root
+    assert 'data-ready="yes"' in root
+    assert "<title>demo</title>" in dom  # the script inside a completion did not run
+    for key in ("held-out/accuracy", "reward/mean", "loss", "completion/length"):
+        curve = re.search(rf'<svg class="curve" data-key="{key}".*?</svg>', dom, re.S)[0]
+        assert re.search(r'<path class="main" d="M[\d.]+ [\d.]+h0L', curve)
+        assert "NaN" not in curve
+    assert 'data-key="ratio/clip_low"' not in dom  # never moved: its value is in a table
+    assert re.search(r"clip_low</th><td class=\"num\">0</td>", dom)
+    words = words_of(dom)
+    assert "algorithm dapo modality vision policy tiny-qwen2.5-vl steps 40 seed 7 time 2 min 40 s" in words
+    assert "odd 16.0% [8.3, 28.5] 8/50 84.0% [71.5, 91.7] 42/50 +68.0 [+50.3, +78.8] points" in words
+    assert "rollout 2 s 2 s 2 s 1 min 20 s 50%" in words
+    assert "-1.00" not in words
+    assert "\u22121.00 0 0 \u2013 12 stop" in words  # advantage, reward, accuracy, a term that does not apply, length, reason
+
+
+@rendered
+def test_on_a_phone_nothing_overflows_and_every_control_works(run, tmp_path):
+    frame = tmp_path / "frame.html"
+    frame.write_text(PHONE.format(page=html.escape(page_of(run), quote=True)), encoding="utf-8")
+    dom = render(frame, tmp_path)
+    seen = json.loads(html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', dom, re.S)[1]))
+    assert seen["error"] is seen["error_at_end"] is None
+    assert (seen["ready"], seen["title"]) == ("yes", "demo")
+    assert seen["sideways"] == [0, 0]
+    assert (seen["newest"], seen["left"]) == ("1", "1")
+    assert seen["pointed"].split() == ["step", "1", "0.025"]
+    assert seen["elsewhere"].split() == ["step", "1", "19.75"]
+    completions = ["<answer>0</answer>", f"I am sure. {SCRIPT}", "unbroken" * 300, "<answer>3</answer>"]
+    assert sorted(seen["rollouts"]) == sorted(completions)
+    assert (seen["images"], seen["sounds"]) == (2, 2)  # once per group, not per rollout
+    assert (seen["cut"], seen["opened"]) == (1, 0)
+    assert len(seen["tasks_of_group"]) == 1
+    assert seen["tasks_of_group"][0].startswith("task-1")
+    assert seen["rollouts_of_step_10"][0] == "<answer>1</answer>"  # best first
+
+
+@rendered
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_browser_takes_a_run_that_has_hardly_begun(empty_run, tmp_path, steps):
+    if steps:
+        write_lines(empty_run / "metrics.jsonl", [{"train_step": 1, "reward/mean": 0.125, "loss": math.nan}])
+        write_evaluation(empty_run, 0, proportion(1, 4))
+    dom = render(write_report(empty_run), tmp_path)
+    root = re.search(r"<html[^>]*>", dom)[0]
+    assert "data-error" not in root
+    assert 'data-ready="yes"' in root
+    words = words_of(dom)
+    if steps:
+        assert "optimization loss \u2013 no finite value" in words
+        assert "reward mean 0.125 at step 1, the only one" in words
+        assert "all tasks 25.0% [4.6, 69.9] 1/4" in words
+    else:
+        assert "no evaluation yet" in words
+        assert "no finished train step yet" in words
+    assert "no samples yet" in words
+    assert "no timing" in words
