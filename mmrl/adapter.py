@@ -25,6 +25,8 @@ class Adapter(Protocol):
 
     reward_terms: Mapping[str, RewardTerm]
     """Named terms that a config's ``rewards:`` section may weight."""
+    max_decisions: int
+    """Decisions of the longest possible rollout; the default horizon of constant-length aggregation."""
 
     def build_policy(self) -> nn.Module:
         """A new policy in eval mode (no dropout: the ratio must be 1 before the first update), deterministic for a config."""

@@ -70,6 +70,10 @@ class LanguageAdapter:
         if banned & set(self.end_ids):
             raise ConfigError("rollout.banned_tokens holds the end token; completions could never stop.")
 
+    @property
+    def max_decisions(self) -> int:
+        return self.rollout_config.max_new_tokens
+
     def build_policy(self) -> nn.Module:
         config = self.policy_config
         model, info = self.frontend.model_class.from_pretrained(
@@ -199,8 +203,8 @@ class LanguageAdapter:
             length = prompt["input_ids"].shape[1]
             if length > limit:
                 raise DataError(
-                    f"{task.source or task.id}: the prompt has {length} tokens, rollout.max_prompt_tokens is {limit}; raise the "
-                    "limit, shrink media (max_pixels) or drop the row. A prompt is never cut."
+                    f"{task.source or task.id}: the prompt has {length} tokens, rollout.max_prompt_tokens is {limit}; raise "
+                    "the limit, shrink media (max_pixels) or drop the row. A prompt is never cut."
                 )
         return prompts
 

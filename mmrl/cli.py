@@ -1,0 +1,272 @@
+"""The command line, and the only place that names a modality. Heavy imports happen inside the command that needs them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmrl import __project__, __version__
+from mmrl.errors import ConfigError, MMRLError
+
+if TYPE_CHECKING:
+    from mmrl.config import RunConfig
+
+MODALITIES: dict[str, tuple[str, str]] = {
+    # modality: (config class, adapter builder)
+    "vision": ("vision.config:VisionRunConfig", "vision.adapter:build_adapter"),
+    "robotics": ("robotics.config:RoboticsRunConfig", "robotics.adapter:build_adapter"),
+}
+
+OVERRIDES_HELP = "values to change, for example trainer.num_steps=20 seed=3"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; 0 is success, 1 means that a check found problems, 2 means that the input was wrong."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    try:
+        return arguments.command(arguments) or 0
+    except MMRLError as error:
+        if arguments.debug:
+            raise
+        print(f"mmrl: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # for example, mmrl show ... | head
+        sys.stderr.close()
+        return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands with their help."""
+    parser = argparse.ArgumentParser(
+        prog="mmrl",
+        description="Reinforcement learning for multimodal and embodied policies. One YAML file is one run.",
+        epilog="Start with: mmrl train configs/vision/read_digits.yaml",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the full traceback of an error")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, function: Any, summary: str, *, parent: Any = commands, config: bool = True) -> argparse.ArgumentParser:
+        command = parent.add_parser(name, help=summary, description=summary)
+        command.set_defaults(command=function)
+        if config:
+            command.add_argument("config", type=Path, metavar="CONFIG", help="the run's YAML file")
+            command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
+        return command
+
+    train = add("train", train_command, "train a policy as a config says; writes a run directory")
+    train.add_argument("--resume", action="store_true", help="continue from the run's newest checkpoint")
+    train.add_argument("--checkpoint", type=Path, help="with --resume: this checkpoint instead of the newest")
+    train.add_argument("--overwrite", action="store_true", help="replace an existing run of this name")
+    train.add_argument("--cpu", action="store_true", help="do not use an accelerator")
+
+    evaluate = add("eval", eval_command, "measure a policy on held-out tasks")
+    evaluate.add_argument("--checkpoint", type=Path, help="a checkpoint of the run; absent measures the config's own policy")
+    evaluate.add_argument("--output", type=Path, help="also write the result as JSON")
+
+    check = add("check", check_command, "validate a config, build the run, do one rollout and one update")
+    check.add_argument("--no-weights", action="store_true", help="shapes and memory only, on torch's meta device")
+
+    add("show", show_command, "print the resolved config")
+    schema = add("schema", schema_command, "print the JSON Schema of a modality's configs, for editors", config=False)
+    schema.add_argument("modality", choices=sorted(MODALITIES))
+    report = add("report", report_command, "write report.html of a run directory", config=False)
+    report.add_argument("run_dir", type=Path, metavar="RUN")
+    listing = add("list", list_command, "list algorithms, reward terms and built-in policies", config=False)
+    listing.add_argument("what", nargs="?", default="algorithms", metavar="WHAT",
+                         help="algorithms (default), policies, or the name of an algorithm")  # fmt: skip
+
+    data = commands.add_parser("data", help="look at datasets", description="Look at datasets before training on them.")
+    data_commands = data.add_subparsers(metavar="COMMAND", required=True)
+    data_check = add("check", data_check_command, "read every row, open every medium, report each bad row", parent=data_commands,
+                     config=False)  # fmt: skip
+    data_check.add_argument("target", metavar="FILE|CONFIG", help="a dataset file, or a run's YAML file")
+    data_check.add_argument("--json", action="store_true", help="print the result as JSON")
+    data_show = add("show", data_show_command, "print one row as the policy sees it", parent=data_commands, config=False)
+    data_show.add_argument("target", metavar="FILE|CONFIG", help="a dataset file, or a run's YAML file")
+    data_show.add_argument("--row", type=int, default=0, help="0-based row (default 0)")
+    return parser
+
+
+def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read, override and validate a config with the class of its modality."""
+    from mmrl.config import apply_overrides, read_config, validate
+
+    tree = apply_overrides(read_config(path), overrides)
+    modality = tree.get("modality")
+    if modality not in MODALITIES:
+        raise ConfigError(f"{path}: modality is {modality!r}; expected one of: {', '.join(MODALITIES)}.")
+    return validate(tree, config_class(modality), str(path))
+
+
+def config_class(modality: str) -> type[RunConfig]:
+    """The config model of a modality."""
+    return _load(MODALITIES[modality][0])
+
+
+def build_adapter(config: RunConfig) -> Any:
+    """The adapter of a run."""
+    return _load(MODALITIES[config.modality][1])(config)
+
+
+def train_command(arguments: argparse.Namespace) -> int:
+    config = load_run(arguments.config, arguments.overrides)
+    from rich.console import Console
+
+    console = Console()
+    with console.status("loading libraries and policy") if console.is_terminal else _nothing():
+        from mmrl.console import RunConsole
+        from mmrl.trainer import Callbacks, Trainer
+
+        shown = RunConsole(console, num_steps=config.trainer.num_steps, metric=config.evaluation.metric)
+        callbacks = Callbacks(
+            on_step=shown.on_step, on_evaluation=shown.on_evaluation, on_progress=shown.on_progress, on_notice=shown.on_notice
+        )
+        trainer = Trainer(config, build_adapter(config), callbacks=callbacks, cpu=arguments.cpu)
+    main_process = trainer.accelerator.is_main_process
+    if not main_process:
+        trainer.callbacks = Callbacks()
+        trainer.run(resume=arguments.resume, resume_from=arguments.checkpoint, overwrite=arguments.overwrite)
+        return 0
+    num_weights = sum(parameter.numel() for parameter in trainer.policy.parameters() if parameter.requires_grad)
+    shown.print(f"run {config.run_dir}  algorithm {config.algorithm.name}  trainable weights {num_weights:,}  seed {config.seed}")
+    with shown:
+        shown.header()
+        evaluations = trainer.run(resume=arguments.resume, resume_from=arguments.checkpoint, overwrite=arguments.overwrite)
+    from mmrl.evaluation import comparison_table
+    from mmrl.report import write_report
+
+    if evaluations:
+        first, last = min(evaluations), max(evaluations)
+        before = evaluations[first] if first == 0 and last > 0 else None
+        console.print(comparison_table(before, evaluations[last]))
+    shown.print(f"policy  {trainer.run_dir.checkpoints / 'latest'} -> {_latest_policy(trainer)}")
+    shown.print(f"report  {write_report(config.run_dir)}")
+    return 0
+
+
+def eval_command(arguments: argparse.Namespace) -> int:
+    config = load_run(arguments.config, arguments.overrides)
+    import torch
+    from rich.console import Console
+
+    from mmrl.checkpoint import verify_checkpoint
+    from mmrl.evaluation import comparison_table, evaluate
+    from mmrl.rewards import resolve_terms
+
+    if config.trainer.num_threads:
+        torch.set_num_threads(config.trainer.num_threads)
+    adapter = build_adapter(config)
+    policy = adapter.build_policy()
+    if arguments.checkpoint is not None:
+        verify_checkpoint(arguments.checkpoint)
+        adapter.load_policy(policy, arguments.checkpoint / "policy")
+    source = adapter.task_source(config.evaluation.split)
+    terms = resolve_terms(config.rewards, adapter.reward_terms)
+    console = Console()
+    with console.status("evaluating") if console.is_terminal else _nothing():
+        result = evaluate(adapter, policy, source, terms, config.evaluation)
+    console.print(comparison_table(None, result))
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(result, indent=1), encoding="utf-8")
+        console.print(f"result  {arguments.output}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def check_command(arguments: argparse.Namespace) -> int:
+    config = load_run(arguments.config, arguments.overrides)
+    if arguments.no_weights:
+        module = importlib.import_module(MODALITIES[config.modality][1].partition(":")[0])
+        if not hasattr(module, "check_without_weights"):
+            raise ConfigError(f"check --no-weights is not available for modality {config.modality!r}; run check without it.")
+        for name, value in module.check_without_weights(config):
+            print(f"{name:<28} {value}")
+        return 0
+    from mmrl.trainer import Trainer
+
+    metrics = Trainer(config, build_adapter(config)).check()
+    for name, value in metrics.items():
+        print(f"{name:<28} {value:.6g}")
+    print(f"{arguments.config}: one rollout and one update went through.")
+    return 0
+
+
+def show_command(arguments: argparse.Namespace) -> None:
+    from mmrl.config import to_yaml
+
+    print(to_yaml(load_run(arguments.config, arguments.overrides)), end="")
+
+
+def schema_command(arguments: argparse.Namespace) -> None:
+    print(json.dumps(config_class(arguments.modality).model_json_schema(), indent=1))
+
+
+def report_command(arguments: argparse.Namespace) -> None:
+    from mmrl.report import write_report
+
+    print(write_report(arguments.run_dir))
+
+
+def list_command(arguments: argparse.Namespace) -> None:
+    from mmrl.algorithms import PRESETS
+    from mmrl.config import AlgorithmConfig, _suggest
+
+    if arguments.what == "algorithms":
+        for name, preset in PRESETS.items():
+            print(f"{name:<10} {preset.summary}{f'  [{preset.paper}]' if preset.paper else ''}")
+    elif arguments.what == "policies":
+        from mmrl.builtin_policies import BUILTIN_POLICIES
+
+        for name, summary in BUILTIN_POLICIES.items():
+            print(f"{name:<18} {summary}")
+    elif arguments.what in PRESETS:
+        preset = PRESETS[arguments.what]
+        print(f"{arguments.what}: {preset.summary}\npaper: {preset.paper or '-'}\n")
+        resolved = AlgorithmConfig(**preset.slots)
+        for key, field in AlgorithmConfig.model_fields.items():
+            if key != "name":
+                print(f"  {key:<18} {getattr(resolved, key)!s:<16} {field.description}")
+    else:
+        raise ConfigError(f"list {arguments.what!r}: {_suggest(arguments.what, [*PRESETS, 'algorithms', 'policies'])}")
+
+
+def data_check_command(arguments: argparse.Namespace) -> int:
+    raise ConfigError("not yet")
+
+
+def data_show_command(arguments: argparse.Namespace) -> int:
+    raise ConfigError("not yet")
+
+
+def _load(path: str) -> Any:
+    """Import ``package.module:name`` after making sure that the package is ours."""
+    module_name, _, attribute = path.partition(":")
+    package = importlib.import_module(module_name.partition(".")[0])
+    if getattr(package, "__project__", None) != __project__:
+        raise ConfigError(
+            f"the package {package.__name__!r} was imported from {package.__file__}, which is not part of this project; "
+            "uninstall that distribution or run from a clean environment."
+        )
+    return getattr(importlib.import_module(module_name), attribute)
+
+
+def _latest_policy(trainer: Any) -> Path:
+    from mmrl.checkpoint import latest_checkpoint
+
+    return latest_checkpoint(trainer.run_dir.checkpoints) / "policy"
+
+
+def _nothing() -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""The training loop: collect, update, log, evaluate, checkpoint. It names no modality and no method."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import Tensor
+
+from mmrl import checkpoint, processes, recipe
+from mmrl.adapter import Adapter
+from mmrl.collection import collect
+from mmrl.config import RunConfig, differences, validate
+from mmrl.errors import CheckpointError, ConfigError, NumericsError, RewardError
+from mmrl.evaluation import evaluate
+from mmrl.rewards import resolve_terms
+from mmrl.run_dir import RunDirectory
+from mmrl.sampling import TaskSampler
+from mmrl.types import RolloutBatch
+from mmrl.update import Updater
+
+MAY_CHANGE = (
+    "trainer.num_steps", "trainer.num_threads", "trainer.max_constant_steps", "evaluation.", "checkpoint.", "metrics.",
+    "output_dir", "name",
+)  # fmt: skip
+"""Keys (or prefixes of keys) that may differ between a checkpoint and the run that resumes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """What a caller hears of; the command line prints, tests listen."""
+
+    on_step: Callable[[int, Mapping[str, float], Mapping[str, float]], None] = lambda step, metrics, seconds: None
+    on_evaluation: Callable[[int, Mapping[str, Any]], None] = lambda step, result: None
+    on_progress: Callable[[str, int, int], None] = lambda what, done, total: None
+    on_notice: Callable[[str], None] = lambda text: None
+
+
+class Trainer:
+    """Trains one policy as one config says."""
+
+    def __init__(self, config: RunConfig, adapter: Adapter, *, callbacks: Callbacks = Callbacks(), cpu: bool = False) -> None:
+        if config.trainer.num_threads:
+            torch.set_num_threads(config.trainer.num_threads)
+        self.config, self.adapter, self.callbacks = config, adapter, callbacks
+        self.accelerator = Accelerator(
+            mixed_precision="bf16" if config.trainer.precision == "bfloat16" else "no",
+            log_with=list(config.metrics.trackers) or None,
+            project_dir=str(config.run_dir / "trackers"),
+            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+            cpu=cpu,
+        )
+        parts = self.accelerator.num_processes * config.trainer.minibatches
+        if config.sampling.tasks_per_step % parts:
+            raise ConfigError(
+                f"sampling.tasks_per_step is {config.sampling.tasks_per_step}; expected a multiple of {parts} (processes times "
+                "trainer.minibatches), since groups are never split."
+            )
+        self.terms = resolve_terms(config.rewards, adapter.reward_terms)
+        self.policy = adapter.build_policy().to(self.accelerator.device)
+        self.reference = adapter.freeze_reference(self.policy) if recipe.needs_reference(config.algorithm) else None
+        self.updater = Updater(config, adapter, self.policy, self.accelerator)
+        self.sampler = TaskSampler(adapter.task_source("train"), order=config.sampling.order, seed=config.seed)
+        self.run_dir = RunDirectory(config.run_dir)
+        self.train_step = 0
+        self.constant_steps = 0
+        self.best: dict[str, Any] | None = None
+        self._stop: str | None = None
+
+    def run(
+        self, *, resume: bool = False, resume_from: Path | None = None, overwrite: bool = False
+    ) -> dict[int, dict[str, Any]]:
+        """Train to the end, or until a signal; the evaluations by train step."""
+        if self._is_main:
+            self.run_dir.prepare(self.config, resume=resume, overwrite=overwrite)
+        self.accelerator.wait_for_everyone()
+        if self.config.metrics.trackers:
+            self.accelerator.init_trackers(self.config.name, config=self.config.model_dump(mode="json"))
+        try:
+            if resume:
+                self._restore(resume_from or checkpoint.latest_checkpoint(self.run_dir.checkpoints))
+            with self._signals():
+                self._loop()
+        finally:
+            if self.config.metrics.trackers:
+                self.accelerator.end_training()
+            self.run_dir.release()
+        return self.run_dir.read_evaluations()
+
+    def check(self) -> dict[str, float]:
+        """One rollout and one update, nothing written: the metrics of that step."""
+        collected = self._collect()
+        return processes.means(self.accelerator, {**collected.totals, **self.updater.update(collected)})
+
+    def _loop(self) -> None:
+        evaluation, every = self.config.evaluation, self.config.checkpoint.every
+        evaluated_at = saved_at = self.train_step if self.train_step else None
+        if self.train_step == 0 and evaluation.at_start:
+            self._evaluate()
+        while self.train_step < self.config.trainer.num_steps and self._stop is None:
+            self._step()
+            if self._is_due(evaluation.every):
+                self._evaluate()
+                evaluated_at = self.train_step
+            if self._is_due(every):
+                self._save()
+                saved_at = self.train_step
+            self._stop = next((stop for stop in processes.gather(self.accelerator, self._stop) if stop), None)
+        if self._stop is None and evaluated_at != self.train_step:
+            self._evaluate()
+        if saved_at != self.train_step:
+            self._save()
+        if self._stop is not None:
+            self.callbacks.on_notice(f"{self._stop}: stopped after step {self.train_step}; checkpoint written.")
+
+    def _step(self) -> None:
+        start = time.perf_counter()
+        try:
+            collected = self._collect()
+            middle = time.perf_counter()
+            totals = {**collected.totals, **self.updater.update(collected)}
+        except RewardError as error:
+            self._save()  # nothing of this step has changed the policy
+            raise RewardError(f"{error} Checkpoint of step {self.train_step} written.{self._dump('reward', error)}") from error
+        except NumericsError as error:
+            raise NumericsError(f"{error}{self._dump('numerics', error)}") from error
+        metrics = processes.means(self.accelerator, totals)
+        seconds = {"rollout_s": middle - start, "update_s": time.perf_counter() - middle, "step_s": time.perf_counter() - start}
+        self.train_step += 1
+        if self._is_main:
+            self.run_dir.log_metrics(self.train_step, metrics)
+            self.run_dir.log_timing(self.train_step, seconds)
+            if self._is_due(self.config.metrics.samples_every):
+                limit = self.config.metrics.samples_per_step
+                self.run_dir.write_samples(self.train_step, self.adapter, collected.batch, collected.advantages, limit)
+        if self.config.metrics.trackers:
+            self.accelerator.log({**metrics, **seconds}, step=self.train_step)
+        self.callbacks.on_step(self.train_step, metrics, seconds)
+        self.constant_steps = 0 if metrics["groups/informative"] > 0 else self.constant_steps + 1
+        if self.constant_steps >= self.config.trainer.max_constant_steps:
+            self._stop = f"no group carried signal in {self.constant_steps} steps (trainer.max_constant_steps)"
+
+    def _collect(self) -> Any:
+        return collect(
+            self.config,
+            self.adapter,
+            self.policy,
+            self.sampler,
+            self.terms,
+            self.accelerator,
+            train_step=self.train_step + 1,
+            reference_log_probs=self._reference_log_probs if self.reference is not None else None,
+        )
+
+    @torch.no_grad()
+    def _reference_log_probs(self, batch: RolloutBatch) -> Tensor:
+        """``[N, T]`` under the reference policy, in the micro-batches of the update."""
+        result = torch.zeros(batch.old_log_probs.shape)
+        everything = torch.arange(len(batch))
+        with self.reference() as policy:
+            for rows in self.updater.micro_batches(batch, everything, batch.loss_mask.any(dim=1)):
+                part = batch.select(rows)
+                result[rows, : part.loss_mask.shape[1]] = self.adapter.forward(policy, part).log_probs.float().cpu()
+        return result
+
+    def _evaluate(self) -> None:
+        result = evaluate(
+            self.adapter,
+            self.policy,
+            self.adapter.task_source(self.config.evaluation.split),
+            self.terms,
+            self.config.evaluation,
+            accelerator=self.accelerator,
+            on_batch=lambda done, total: self.callbacks.on_progress("evaluate", done, total),
+        )
+        if self._is_main:
+            self.run_dir.write_evaluation(self.train_step, result)
+        mean = result["overall"]["mean"]
+        if mean is not None and (self.best is None or mean > self.best["mean"]):
+            self.best = {"mean": mean, "checkpoint": checkpoint.step_name(self.train_step)}
+        self.callbacks.on_evaluation(self.train_step, result)
+
+    def _save(self) -> None:
+        if self._is_main:
+            checkpoint.write_checkpoint(
+                self.run_dir.checkpoints,
+                self.train_step,
+                save_policy=lambda directory: self.adapter.save_policy(self.policy, directory),
+                state={
+                    "train_step": self.train_step,
+                    "optimizer_step": self.updater.optimizer_step,
+                    "tasks_drawn": self.sampler.position,
+                    "constant_steps": self.constant_steps,
+                    "best": self.best,
+                    "policy_checksum": checkpoint.policy_checksum(self.policy),
+                    "config": self.config.model_dump(mode="json"),
+                },
+                optimizer=checkpoint.optimizer_tensors(self.updater.optimizer, self._parameter_names),
+            )
+            best = frozenset({self.best["checkpoint"]} if self.best else ())
+            checkpoint.prune_checkpoints(self.run_dir.checkpoints, keep_last=self.config.checkpoint.keep_last, keep=best)
+        self.accelerator.wait_for_everyone()
+
+    def _restore(self, directory: Path | None) -> None:
+        if directory is None:
+            self.callbacks.on_notice("no checkpoint yet; starting from step 0.")
+            self.run_dir.forget_after(0)
+            return
+        snapshot = checkpoint.read_checkpoint(directory)
+        state = snapshot.state
+        saved = validate(state["config"], type(self.config), str(directory / checkpoint.STATE))
+        changed = {key: pair for key, pair in differences(saved, self.config).items() if not key.startswith(MAY_CHANGE)}
+        if changed:
+            listed = "; ".join(f"{key}: {old!r} -> {new!r}" for key, (old, new) in changed.items())
+            raise CheckpointError(f"{directory} was written by another config ({listed}); restore that, or choose a new name=...")
+        self.adapter.load_policy(self.policy, snapshot.policy_dir)
+        if checkpoint.policy_checksum(self.policy) != state["policy_checksum"]:
+            raise CheckpointError(f"{snapshot.policy_dir}: the loaded policy differs from the one that was saved.")
+        checkpoint.load_optimizer_tensors(self.updater.optimizer, self._parameter_names, snapshot.optimizer, directory)
+        self.updater.optimizer_step = state["optimizer_step"]
+        self.sampler.position = state["tasks_drawn"]
+        self.train_step, self.constant_steps, self.best = state["train_step"], state["constant_steps"], state["best"]
+        if self._is_main:
+            self.run_dir.forget_after(self.train_step)
+        self.callbacks.on_notice(f"resumed from {directory} at step {self.train_step}.")
+
+    def _dump(self, kind: str, error: Exception) -> str:
+        record = {"train_step": self.train_step, "tasks_drawn": self.sampler.position, "error": str(error)}
+        return f" Details: {self.run_dir.write_failure(kind, record)}"
+
+    def _is_due(self, every: int) -> bool:
+        return every > 0 and self.train_step % every == 0
+
+    @property
+    def _is_main(self) -> bool:
+        return self.accelerator.is_main_process
+
+    @property
+    def _parameter_names(self) -> dict[Tensor, str]:
+        return {parameter: name for name, parameter in self.policy.named_parameters()}
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT finish the step, write a checkpoint and end the run; a second one ends it at once."""
+
+        def request(number: int, frame: Any) -> None:
+            if self._stop is not None:
+                raise KeyboardInterrupt
+            self._stop = signal.Signals(number).name
+
+        try:
+            previous = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+        except ValueError:  # not in the main thread: the caller owns the signals
+            previous = {}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)

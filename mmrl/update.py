@@ -1,0 +1,188 @@
+"""The second half of a train step: losses, gradients, optimizer. Knows no modality and no method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from mmrl import processes, recipe
+from mmrl.adapter import Adapter
+from mmrl.collection import Collected
+from mmrl.config import OptimizerConfig, RunConfig
+from mmrl.errors import NumericsError
+from mmrl.losses import aggregation_weights, weighted_sum
+from mmrl.types import Forward, RolloutBatch
+
+
+class ForwardModule(nn.Module):
+    """Gives `Adapter.forward` the shape of a module, so that accelerate can wrap it and synchronise its gradients."""
+
+    def __init__(self, adapter: Adapter, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+        self.adapter = adapter
+
+    def forward(self, batch: RolloutBatch, needs: frozenset[str]) -> Forward:
+        return self.adapter.forward(self.policy, batch, needs)
+
+
+class Updater:
+    """Turns collected rollouts into ``epochs_per_batch * minibatches`` optimizer steps.
+
+    The loss of an optimizer step is ``sum(weights * losses)`` with weights that count the whole step over all processes, so
+    neither micro-batches nor the number of processes change the gradient. Rows whose loss has no gradient (advantage 0, no KL
+    or entropy term) are counted but not computed.
+    """
+
+    def __init__(self, config: RunConfig, adapter: Adapter, policy: nn.Module, accelerator: Accelerator) -> None:
+        self.config, self.accelerator = config, accelerator
+        self.horizon = config.algorithm.horizon or adapter.max_decisions
+        self.model = accelerator.prepare(ForwardModule(adapter, policy))
+        self.optimizer = build_optimizer(policy, config.optimizer)
+        self.parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        self.optimizer_step = 0
+        """Optimizer steps so far; the learning rate is a function of it."""
+
+    def update(self, collected: Collected) -> processes.Totals:
+        """All optimizer steps of a batch of rollouts."""
+        totals: processes.Totals = {}
+        group_ids = collected.batch.group_ids
+        for _ in range(self.config.trainer.epochs_per_batch):
+            for groups in group_ids.unique().tensor_split(self.config.trainer.minibatches):
+                rows = torch.isin(group_ids, groups).nonzero()[:, 0]
+                totals = processes.add(totals, self._optimizer_step(collected, rows))
+        return totals
+
+    def _optimizer_step(self, collected: Collected, rows: Tensor) -> processes.Totals:
+        config, accelerator = self.config.algorithm, self.accelerator
+        mask = recipe.effective_mask(config, collected.batch)[rows]
+        counts = processes.gather(accelerator, (int(mask.sum()), len(rows)))
+        weights = aggregation_weights(
+            mask,
+            config.aggregation,
+            num_decisions=sum(decisions for decisions, _ in counts),
+            num_rows=sum(num_rows for _, num_rows in counts),
+            horizon=self.horizon,
+        )
+        matters = mask.any(dim=1)
+        if not (config.entropy_coef > 0 or (config.kl_coef > 0 and config.kl_in == "loss")):
+            matters = matters & (collected.advantages[rows] != 0)
+        micro_batches = list(self.micro_batches(collected.batch, rows, matters))
+        num_passes = max(processes.gather(accelerator, len(micro_batches)))
+        rate = learning_rate(self.config.optimizer, self.optimizer_step, self._planned_steps)
+        if num_passes == 0:
+            self.optimizer_step += 1
+            return {"optimizer/learning_rate": (rate, 1.0)}
+        loss, totals, largest = 0.0, {}, 0.0
+        for i in range(num_passes):
+            # A process that has fewer micro-batches joins with a row of weight 0: all must reduce gradients together.
+            chosen = micro_batches[i] if i < len(micro_batches) else torch.zeros(1, dtype=torch.long)
+            share = weights[chosen] if i < len(micro_batches) else torch.zeros_like(weights[chosen])
+            final = i + 1 == num_passes
+            with nullcontext() if final else accelerator.no_sync(self.model):
+                part, part_totals, part_largest = self._backward(collected, rows[chosen], share)
+            loss, largest = loss + part, max(largest, part_largest)
+            totals = processes.add(totals, part_totals)
+        norm = self._apply_gradients(collected, rows, loss, rate)
+        return totals | {
+            "loss/total": (loss, 1.0 / accelerator.num_processes),  # the processes' parts add up
+            "optimizer/gradient_norm": (norm, 1.0),
+            "optimizer/learning_rate": (rate, 1.0),
+            "ratio/max_log": (largest, 1.0),
+        }
+
+    def _backward(self, collected: Collected, rows: Tensor, weights: Tensor) -> tuple[float, processes.Totals, float]:
+        """One forward and backward pass over ``rows``; its share of the loss, logged totals, and largest log-ratio."""
+        config = self.config.algorithm
+        part = collected.batch.select(rows)
+        forward = self.model(part, recipe.forward_needs(config))
+        device, width = forward.log_probs.device, part.loss_mask.shape[1]
+        weights = weights[:, :width].to(device)
+        reference = collected.reference_log_probs
+        result = recipe.decision_losses(
+            config,
+            forward,
+            part.old_log_probs.to(device),
+            weights != 0,
+            collected.advantages[rows].to(device),
+            reference[rows, :width].to(device) if reference is not None else None,
+        )
+        loss = weighted_sum(result.losses, weights)
+        self.accelerator.backward(loss * self.accelerator.num_processes)  # gradients are averaged over processes
+        count = float((weights != 0).sum())
+        totals = {name: (float(value), count) for name, value in result.sums.items()}
+        return float(loss.detach()), totals, float(result.max_log_ratio)
+
+    def _apply_gradients(self, collected: Collected, rows: Tensor, loss: float, rate: float) -> float:
+        limit = self.config.optimizer.max_grad_norm or math.inf
+        norm = float(self.accelerator.clip_grad_norm_(self.parameters, limit))
+        if not (math.isfinite(norm) and all(math.isfinite(value) for value in processes.gather(self.accelerator, loss))):
+            tasks = sorted({collected.batch.tasks[row].id for row in rows.tolist()})
+            raise NumericsError(
+                f"loss {loss} with gradient norm {norm} at optimizer step {self.optimizer_step + 1}; first tasks: "
+                f"{', '.join(tasks[:8])}. Weights are unchanged; the last checkpoint stands."
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer_step += 1
+        return norm
+
+    def micro_batches(self, batch: RolloutBatch, rows: Tensor, matters: Tensor) -> Iterator[Tensor]:
+        """Positions in ``rows`` of each forward pass: whole groups where they fit into ``micro_batch_tokens``."""
+        budget = self.config.trainer.micro_batch_tokens
+        prompts = batch.inputs.prompt_lengths[rows]
+        decisions = batch.num_decisions[rows]
+        groups = batch.group_ids[rows]
+        pending: list[int] = []
+        for group in groups.unique().tolist():
+            members = ((groups == group) & matters).nonzero()[:, 0].tolist()
+            if pending and _positions(prompts, decisions, groups, [*pending, *members]) > budget:
+                yield torch.tensor(pending)
+                pending = []
+            for member in members:
+                if pending and _positions(prompts, decisions, groups, [*pending, member]) > budget:
+                    yield torch.tensor(pending)
+                    pending = []
+                pending.append(member)
+        if pending:
+            yield torch.tensor(pending)
+
+    @property
+    def _planned_steps(self) -> int:
+        trainer = self.config.trainer
+        return trainer.num_steps * trainer.epochs_per_batch * trainer.minibatches
+
+
+def build_optimizer(policy: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters; weight decay on matrices only."""
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps)
+
+
+def learning_rate(config: OptimizerConfig, optimizer_step: int, planned_steps: int) -> float:
+    """Rate of the optimizer step with this 0-based number."""
+    if optimizer_step < config.warmup_steps:
+        return config.learning_rate * (optimizer_step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.learning_rate
+    progress = (optimizer_step - config.warmup_steps) / max(1, planned_steps - config.warmup_steps)
+    remaining = (1 + math.cos(math.pi * progress)) / 2 if config.schedule == "cosine" else 1 - progress
+    return config.learning_rate * (config.final_fraction + (1 - config.final_fraction) * max(remaining, 0.0))
+
+
+def _positions(prompts: Tensor, decisions: Tensor, groups: Tensor, members: list[int]) -> int:
+    """Padded positions of one pass: each prompt once per group, completions at the longest one's width."""
+    chosen = torch.tensor(members)
+    num_groups = len(groups[chosen].unique())
+    return int(prompts[chosen].max()) * num_groups + int(decisions[chosen].max()) * len(members)

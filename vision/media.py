@@ -1,0 +1,295 @@
+"""Images and videos as pixels: opening, refusing what is damaged, and fitting to a pixel budget.
+
+Works on references as `mmrl.data` leaves them (paths, bytes, opened objects, lists of frames). Sizes and frame counts follow
+`qwen_vl_utils`, which is imported when they are needed; this module knows no model.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from mmrl.data_files import RowError
+from mmrl.data_media import MediaRoot, resolve_medium
+from mmrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_ASPECT_RATIO = 200
+"""Longer side over shorter side; the limit of qwen_vl_utils."""
+PATCH_FACTOR = 28
+"""Pixels of a side of one visual token of Qwen2.5-VL: patches of 14, merged 2 by 2 (Qwen3-VL: 32)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Video:
+    """Sampled frames, and when they were taken. Field names of ``metadata`` are those of transformers' ``VideoMetadata``."""
+
+    frames: Tensor
+    """``[F, 3, height, width]`` uint8; F is even, since two frames make one temporal patch."""
+    fps: float
+    """Frames per second of ``frames``; gives their temporal positions."""
+    metadata: Mapping[str, Any]
+    """``fps`` of the source, ``frames_indices`` in it, ``total_num_frames`` of it."""
+
+
+def open_image(ref: Any) -> Image.Image:
+    """An upright RGB image from a path, bytes, data URI, PIL image or uint8/uint16 array ``[h, w]``, ``[h, w, 3 or 4]``.
+
+    Transparency is put on white, 16-bit grey is scaled by 1/257, animations give their first frame.
+    """
+    name = _name_of(ref)
+    try:
+        image = _to_rgb(ImageOps.exif_transpose(_decode(ref, name)), name)
+    except UnidentifiedImageError as error:
+        detail = (
+            f"{name}: no decoder knows these bytes, which start with {_start_of(ref)!r}; expected PNG, JPEG, WebP or similar."
+        )
+        raise RowError("image", "not an image", detail) from error
+    except Image.DecompressionBombError as error:
+        raise RowError("image", "image too large", f"{name}: {error} Save it smaller.") from error
+    except RowError:
+        raise
+    except (OSError, SyntaxError, ValueError, TypeError, struct.error) as error:  # what Pillow raises for broken files
+        raise RowError("image", "damaged image", f"{name}: {error}; save the file again.") from error
+    width, height = image.size
+    ratio = max(width, height) / min(width, height)
+    if ratio > MAX_ASPECT_RATIO:
+        detail = f"{name}: {width}x{height} is {ratio:.0f} to 1; expected at most {MAX_ASPECT_RATIO} to 1: crop it."
+        raise RowError("image", "aspect ratio over 200", detail)
+    return image
+
+
+def fitted_size(height: int, width: int, *, min_pixels: int, max_pixels: int, factor: int = PATCH_FACTOR) -> tuple[int, int]:
+    """Height and width after `fit`: multiples of ``factor`` whose product lies within the bounds, by ``smart_resize``."""
+    from qwen_vl_utils.vision_process import smart_resize
+
+    if not 0 < min_pixels <= max_pixels:
+        raise ConfigError(f"min_pixels is {min_pixels} and max_pixels {max_pixels}; expected 0 < min_pixels <= max_pixels.")
+    try:
+        fitted = smart_resize(height, width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
+    except ValueError as error:
+        raise RowError("image", "aspect ratio over 200", f"{width}x{height}: {error}; crop it.") from error
+    if 0 in fitted:
+        detail = f"{width}x{height} within {max_pixels} pixels leaves a side below {factor}; raise max_pixels or crop it."
+        raise RowError("image", "too narrow for max_pixels", detail)
+    return fitted
+
+
+def fit(image: Image.Image, *, min_pixels: int, max_pixels: int, factor: int = PATCH_FACTOR) -> Image.Image:
+    """Resize to `fitted_size`. The aspect ratio changes a little: pixel coordinates scale differently along each axis."""
+    height, width = fitted_size(image.height, image.width, min_pixels=min_pixels, max_pixels=max_pixels, factor=factor)
+    return image.resize((width, height))
+
+
+def open_video(
+    ref: Any,
+    *,
+    sample_fps: float,
+    min_pixels: int,
+    max_pixels: int,
+    source_fps: float | None = None,
+    min_frames: int = 4,
+    max_frames: int = 768,
+    factor: int = PATCH_FACTOR,
+) -> Video:
+    """Frames of a video file (path or bytes, read by decord) or of a list of images, fitted to the pixel bounds of one frame.
+
+    A file is sampled evenly at about ``sample_fps``, within the frame bounds, as qwen_vl_utils does. A list is taken whole, as
+    frames at the rate of its own ``{"video": [...], "fps": 2}``. ``source_fps`` stands in for a rate that the list or the file
+    does not give; without it that is an error, since positions in time would be made up. ``{"video": path, "fps": 4}``
+    overrides ``sample_fps`` for one file.
+    """
+    own_fps = None
+    if isinstance(ref, Mapping):
+        ref, own_fps = ref["video"], ref.get("fps")
+    _check_rate(own_fps, "fps of the row")
+    if isinstance(ref, (list, tuple)):
+        frames, metadata = _frames_of_list(ref, own_fps or source_fps, max_frames)
+    else:
+        frames, metadata = _frames_of_file(ref, own_fps or sample_fps, source_fps, min_frames, max_frames)
+    height, width = fitted_size(frames.shape[2], frames.shape[3], min_pixels=min_pixels, max_pixels=max_pixels, factor=factor)
+    fps = len(frames) / metadata["total_num_frames"] * metadata["fps"]
+    return Video(frames=_resize_frames(frames, height, width), fps=fps, metadata=metadata)
+
+
+def open_media(
+    kind: str,
+    ref: Any,
+    *,
+    min_pixels: int,
+    max_pixels: int,
+    sample_fps: float,
+    source_fps: float | None = None,
+    min_frames: int = 4,
+    max_frames: int = 768,
+    factor: int = PATCH_FACTOR,
+) -> Image.Image | Video:
+    """Open one medium as training does: the opener of ``mmrl data check`` once its limits are bound."""
+    if kind == "image":
+        return fit(open_image(ref), min_pixels=min_pixels, max_pixels=max_pixels, factor=factor)
+    if kind == "video":
+        return open_video(
+            ref,
+            sample_fps=sample_fps,
+            min_pixels=min_pixels,
+            max_pixels=max_pixels,
+            source_fps=source_fps,
+            min_frames=min_frames,
+            max_frames=max_frames,
+            factor=factor,
+        )
+    raise RowError(kind, "modality not supported", f"found {kind}; a vision policy takes images and videos.")
+
+
+def _decode(ref: Any, name: str) -> Image.Image:
+    if isinstance(ref, Image.Image):
+        return ref
+    if isinstance(ref, np.ndarray):
+        return _from_array(ref, name)
+    image = Image.open(BytesIO(_read(ref, "image", name)))
+    image.load()
+    return image
+
+
+def _read(ref: Any, kind: str, name: str) -> bytes:
+    ref = _local(ref, kind)
+    if not isinstance(ref, bytes):
+        ref = Path(ref).read_bytes()
+    if not ref:
+        raise RowError(kind, "empty file", f"{name}: holds 0 bytes; expected {kind} data.")
+    return ref
+
+
+def _local(ref: Any, kind: str) -> str | bytes:
+    """An absolute path that exists, or bytes."""
+    if isinstance(ref, (bytearray, memoryview)):
+        return bytes(ref)
+    if isinstance(ref, os.PathLike):
+        ref = os.fspath(ref)
+    if not isinstance(ref, (str, bytes)):
+        raise RowError(kind, "wrong type", f"found {type(ref).__name__}; expected a path, bytes or an opened {kind}.")
+    return ref if isinstance(ref, bytes) else resolve_medium(ref, kind, kind, MediaRoot(Path.cwd(), allow_outside=True))
+
+
+def _from_array(pixels: np.ndarray, name: str) -> Image.Image:
+    shape_fits = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))
+    if not shape_fits or pixels.dtype not in (np.uint8, np.uint16) or 0 in pixels.shape:
+        expected = "uint8 or uint16 [height, width] or [height, width, 3 or 4]"
+        raise RowError("image", "wrong type", f"{name}: found {pixels.dtype} {list(pixels.shape)}; expected {expected}.")
+    if pixels.dtype == np.uint16:
+        pixels = _to_8_bit(pixels)
+    return Image.fromarray(pixels)
+
+
+def _to_8_bit(pixels: np.ndarray) -> np.ndarray:
+    return np.rint(pixels / 257).astype(np.uint8)  # 65535 is 255 * 257: white stays white
+
+
+def _to_rgb(image: Image.Image, name: str) -> Image.Image:
+    if image.mode == "I" or image.mode.startswith("I;16"):  # what Pillow makes of 16-bit grey; convert() would clip it to white
+        grey = np.asarray(image)
+        if grey.min() < 0 or grey.max() > 65535:
+            detail = f"{name}: 32-bit pixels from {grey.min()} to {grey.max()}; expected 0 to 65535: rescale them."
+            raise RowError("image", "unsupported pixel format", detail)
+        return Image.fromarray(_to_8_bit(grey)).convert("RGB")
+    if image.mode == "F":
+        raise RowError(
+            "image", "unsupported pixel format", f"{name}: float pixels have no known white; save it with 8 or 16 bits."
+        )
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def _name_of(ref: Any) -> str:
+    if isinstance(ref, (bytes, bytearray, memoryview)):
+        return f"{len(ref)} bytes"
+    if isinstance(ref, str):
+        return ref if len(ref) <= 200 else f"{ref[:40]}..."
+    return os.fspath(ref) if isinstance(ref, os.PathLike) else type(ref).__name__
+
+
+def _start_of(ref: Any) -> bytes:
+    return _read(ref, "image", "")[:16]
+
+
+def _check_rate(fps: Any, what: str) -> None:
+    if fps is not None and not (isinstance(fps, (int, float)) and math.isfinite(fps) and fps > 0):
+        raise RowError("video", "bad fps", f"{what} is {fps!r}; expected frames per second above 0.")
+
+
+def _missing_rate(name: str) -> RowError:
+    give = "give {'video': ..., 'fps': 2} in the row, or source_fps in the config"
+    return RowError("video", "missing fps", f"{name} does not say how many frames a second has; {give}.")
+
+
+def _frames_of_list(frames: Sequence[Any], fps: float | None, max_frames: int) -> tuple[Tensor, dict[str, Any]]:
+    """All frames, the last one twice if their number is odd."""
+    import torch
+
+    if fps is None:
+        raise _missing_rate(f"a list of {len(frames)} frames")
+    if not 0 < len(frames) <= max_frames:
+        detail = f"a list of {len(frames)}; expected 1 to {max_frames}: leave some out, or raise max_frames."
+        raise RowError("video", "number of frames", detail)
+    images = [np.asarray(open_image(frame)) for frame in frames]
+    shapes = sorted({image.shape[:2] for image in images})
+    if len(shapes) > 1:
+        found = " and ".join(f"{width}x{height}" for height, width in shapes)
+        raise RowError("video", "frames differ in size", f"found {found} in one video; expected one size.")
+    images += images[-1:] * (len(images) % 2)
+    stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+    count = len(images)
+    return stacked, {"fps": float(fps), "frames_indices": list(range(count)), "total_num_frames": count}
+
+
+def _frames_of_file(
+    ref: Any, sample_fps: float, source_fps: float | None, min_frames: int, max_frames: int
+) -> tuple[Tensor, dict[str, Any]]:
+    import decord
+    import torch
+    from qwen_vl_utils.vision_process import smart_nframes
+
+    name = _name_of(ref)
+    ref = _local(ref, "video")
+    if not (len(ref) if isinstance(ref, bytes) else os.path.getsize(ref)):
+        raise RowError("video", "empty file", f"{name}: holds 0 bytes; expected video data.")
+    try:
+        reader = decord.VideoReader(BytesIO(ref) if isinstance(ref, bytes) else ref)
+        total, fps = len(reader), reader.get_avg_fps()
+    except (decord.DECORDError, RuntimeError) as error:
+        raise RowError("video", "not a readable video", f"{name}: decord: {' '.join(str(error).split())}") from error
+    if not (math.isfinite(fps) and fps > 0):
+        if source_fps is None:
+            raise _missing_rate(name)
+        fps = source_fps
+    wanted = {"fps": sample_fps, "min_frames": min_frames, "max_frames": max_frames}
+    try:
+        count = smart_nframes(wanted, total_frames=total, video_fps=fps)
+    except ValueError as error:
+        raise RowError("video", "number of frames", f"{name}: {total} frames at {fps:g} fps: {error}") from error
+    indices = torch.linspace(0, total - 1, count).round().long().tolist()
+    try:
+        frames = torch.from_numpy(reader.get_batch(indices).asnumpy()).permute(0, 3, 1, 2)
+    except (decord.DECORDError, RuntimeError) as error:
+        raise RowError("video", "damaged video", f"{name}: decord: {' '.join(str(error).split())}") from error
+    return frames, {"fps": float(fps), "frames_indices": indices, "total_num_frames": total}
+
+
+def _resize_frames(frames: Tensor, height: int, width: int) -> Tensor:
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.functional import resize
+
+    return resize(frames, [height, width], interpolation=InterpolationMode.BICUBIC, antialias=True)
