@@ -17,7 +17,8 @@ Nothing here opens a medium, and torch is only imported when a task is built.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from array import array
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
@@ -74,11 +75,15 @@ class DatasetConfig(Section):
 class DatasetTasks(Sequence["ChatTask"]):
     """The rows of a dataset as tasks, each read when it is asked for. ``tasks[i]`` raises `RowError` for a bad row."""
 
-    def __init__(self, rows: Rows, config: DatasetConfig, media_root: Path | None) -> None:
+    def __init__(
+        self, rows: Rows, config: DatasetConfig, media_root: Path | None, indices: Sequence[int] | None = None
+    ) -> None:
         self.rows, self.config, self.media_root = rows, config, media_root
+        limit = len(rows) if config.limit is None else min(len(rows), config.limit)
+        self.indices = range(limit) if indices is None else indices
 
     def __len__(self) -> int:
-        return len(self.rows) if self.config.limit is None else min(len(self.rows), self.config.limit)
+        return len(self.indices)
 
     @overload
     def __getitem__(self, index: int) -> ChatTask: ...
@@ -87,21 +92,28 @@ class DatasetTasks(Sequence["ChatTask"]):
     def __getitem__(self, index: int | slice) -> ChatTask | list[ChatTask]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
         place = self.place(index)
         try:
-            return row_to_task(self.rows[index], self.config, self.media_root, place)
+            return row_to_task(self.rows[self.indices[index]], self.config, self.media_root, place)
         except RowError as error:
             raise error.at(place) from error.__cause__
 
     def place(self, index: int) -> str:
-        """``file:row``, the row counted from 1."""
-        return "{}:{}".format(*self.rows.place(index))
+        """``file:row`` of task ``index``, the row counted from 1."""
+        return "{}:{}".format(*self.rows.place(self.indices[index]))
+
+    def without(self, places: Collection[str]) -> DatasetTasks:
+        """Leave out the rows at these places, for example those of the problems that a check found."""
+        left_out = frozenset(places)
+        kept = array("Q", (row for index, row in enumerate(self.indices) if self.place(index) not in left_out))
+        if not kept:
+            raise DataError(f"{self.config.path}: every row was left out; mend the data first (see mmrl data check).")
+        return DatasetTasks(self.rows, self.config, self.media_root, kept)
 
     def find_row(self, number: int) -> ChatTask:
         """The task at row ``number`` as errors count them: from 1, and for jsonl by line."""
-        for index in range(len(self)):
-            if self.rows.place(index)[1] == number:
+        for index, row in enumerate(self.indices):
+            if self.rows.place(row)[1] == number:
                 return self[index]
         raise DataError(f"{self.config.path}: has no row {number}; its {len(self)} rows end at {self.place(len(self) - 1)}.")
 
@@ -114,6 +126,8 @@ def read_tasks(config: DatasetConfig, *, base_dir: Path) -> DatasetTasks:
     known = rows.columns
     for ours, theirs in config.columns.items():
         if theirs is not None and theirs not in known and theirs.split(".")[0] not in known:
-            raise DataError(f"{config.path}: columns.{ours} names {theirs!r}, which no row has; {suggest(theirs, known)}")
+            raise DataError(
+                f"{config.path}: columns.{ours} names {theirs!r}, which is not among its columns; {suggest(theirs, known)}"
+            )
     root = folder if config.media_root is None else base_dir / config.media_root.expanduser()
     return DatasetTasks(rows, config, None if root is None else Path(os.path.abspath(root)))

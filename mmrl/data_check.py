@@ -227,8 +227,8 @@ def _with_reason(error: DataError, field: str, reason: str) -> RowError:
 
 
 def _problem(tasks: DatasetTasks, index: int, error: RowError) -> Problem:
-    place, row = tasks.place(index), tasks.rows.place(index)[1]
-    return Problem(place=place, row=row, field=error.field, reason=error.reason, detail=error.detail)
+    place = tasks.place(index)
+    return Problem(place=place, row=int(place.rpartition(":")[2]), field=error.field, reason=error.reason, detail=error.detail)
 
 
 def _describe_part(part: dict[str, Any], max_chars: int) -> str:
