@@ -84,8 +84,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     data = commands.add_parser("data", help="look at datasets", description="Look at datasets before training on them.")
     data_commands = data.add_subparsers(metavar="COMMAND", required=True)
-    data_check = add("check", data_check_command, "read every row, open every medium, report each bad row", parent=data_commands,
-                     config=False)  # fmt: skip
+    summary = "read every row, open every medium, report each bad row"
+    data_check = add("check", data_check_command, summary, parent=data_commands, config=False)
     data_check.add_argument("target", metavar="FILE|CONFIG", help="a dataset file, or a run's YAML file")
     data_check.add_argument("--json", action="store_true", help="print the result as JSON")
     data_show = add("show", data_show_command, "print one row as the policy sees it", parent=data_commands, config=False)
@@ -117,9 +117,7 @@ def build_adapter(config: RunConfig) -> Any:
 
 def train_command(arguments: argparse.Namespace) -> int:
     config = load_run(arguments.config, arguments.overrides)
-    from rich.console import Console
-
-    console = Console()
+    console = _console()
     with console.status("loading libraries and policy") if console.is_terminal else _nothing():
         from mmrl.console import RunConsole
         from mmrl.trainer import Callbacks, Trainer
@@ -134,8 +132,8 @@ def train_command(arguments: argparse.Namespace) -> int:
         trainer.callbacks = Callbacks()
         trainer.run(resume=arguments.resume, resume_from=arguments.checkpoint, overwrite=arguments.overwrite)
         return 0
-    num_weights = sum(parameter.numel() for parameter in trainer.policy.parameters() if parameter.requires_grad)
-    shown.print(f"run {config.run_dir}  algorithm {config.algorithm.name}  trainable weights {num_weights:,}  seed {config.seed}")
+    weights = sum(parameter.numel() for parameter in trainer.policy.parameters() if parameter.requires_grad)
+    shown.print(f"run {config.run_dir}  algorithm {config.algorithm.name}  trainable weights {weights:,}  seed {config.seed}")
     with shown:
         shown.header()
         evaluations = trainer.run(resume=arguments.resume, resume_from=arguments.checkpoint, overwrite=arguments.overwrite)
@@ -154,7 +152,6 @@ def train_command(arguments: argparse.Namespace) -> int:
 def eval_command(arguments: argparse.Namespace) -> int:
     config = load_run(arguments.config, arguments.overrides)
     import torch
-    from rich.console import Console
 
     from mmrl.checkpoint import verify_checkpoint
     from mmrl.evaluation import comparison_table, evaluate
@@ -169,7 +166,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
         adapter.load_policy(policy, arguments.checkpoint / "policy")
     source = adapter.task_source(config.evaluation.split)
     terms = resolve_terms(config.rewards, adapter.reward_terms)
-    console = Console()
+    console = _console()
     with console.status("evaluating") if console.is_terminal else _nothing():
         result = evaluate(adapter, policy, source, terms, config.evaluation)
     console.print(comparison_table(None, result))
@@ -221,10 +218,10 @@ def list_command(arguments: argparse.Namespace) -> None:
         for name, preset in PRESETS.items():
             print(f"{name:<10} {preset.summary}{f'  [{preset.paper}]' if preset.paper else ''}")
     elif arguments.what == "policies":
-        from mmrl.builtin_policies import BUILTIN_POLICIES
-
-        for name, summary in BUILTIN_POLICIES.items():
-            print(f"{name:<18} {summary}")
+        for modality, (config_path, _) in MODALITIES.items():
+            policies = getattr(importlib.import_module(config_path.partition(":")[0]), "BUILTIN_POLICIES", {})
+            for name, summary in policies.items():
+                print(f"{name:<18} {modality:<9} {summary}")
     elif arguments.what in PRESETS:
         preset = PRESETS[arguments.what]
         print(f"{arguments.what}: {preset.summary}\npaper: {preset.paper or '-'}\n")
@@ -254,6 +251,14 @@ def _load(path: str) -> Any:
             "uninstall that distribution or run from a clean environment."
         )
     return getattr(importlib.import_module(module_name), attribute)
+
+
+def _console() -> Any:
+    """A terminal's own width, and enough for the tables in a log file."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=128)
 
 
 def _latest_policy(trainer: Any) -> Path:

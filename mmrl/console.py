@@ -27,7 +27,8 @@ class RunConsole:
 
     def __init__(self, console: Console, *, num_steps: int, metric: str) -> None:
         self.console, self.num_steps = console, num_steps
-        self.columns = [("reward", "reward/total", "7.3f"), (metric, f"reward/{metric}", f"{max(len(metric), 7)}.3f"), *COLUMNS[1:]]
+        measured = (metric, f"reward/{metric}", f"{max(len(metric), 7)}.3f")
+        self.columns = [COLUMNS[0], measured, *COLUMNS[1:]]
         self.progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
             console=console, transient=True, disable=not console.is_terminal,

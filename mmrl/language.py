@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from transformers.utils import logging as transformers_logging
 
 from mmrl.adapter import RewardTerm
 from mmrl.chat import ChatTask, Completion, plain_text
@@ -22,6 +23,8 @@ from mmrl.errors import AdapterError, CheckpointError, ConfigError, DataError
 from mmrl.generation import CompletionInputs, EncodedPrompt, SamplingParams, completion_log_probs, sample
 from mmrl.language_config import LanguagePolicyConfig, LanguageRolloutConfig
 from mmrl.types import Forward, Media, RolloutBatch, Sample
+
+transformers_logging.disable_progress_bar()  # a bar per save and load would tear the run's own lines
 
 
 class Frontend(Protocol):

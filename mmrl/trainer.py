@@ -220,7 +220,7 @@ class Trainer:
         changed = {key: pair for key, pair in differences(saved, self.config).items() if not key.startswith(MAY_CHANGE)}
         if changed:
             listed = "; ".join(f"{key}: {old!r} -> {new!r}" for key, (old, new) in changed.items())
-            raise CheckpointError(f"{directory} was written by another config ({listed}); restore that, or choose a new name=...")
+            raise CheckpointError(f"{directory} is from another config ({listed}); restore it, or choose a new name=...")
         self.adapter.load_policy(self.policy, snapshot.policy_dir)
         if checkpoint.policy_checksum(self.policy) != state["policy_checksum"]:
             raise CheckpointError(f"{snapshot.policy_dir}: the loaded policy differs from the one that was saved.")

@@ -9,6 +9,11 @@ from pydantic import Field
 from mmrl.config import RunConfig, Section
 from mmrl.language_config import LanguagePolicyConfig, LanguageRolloutConfig
 
+BUILTIN_POLICIES = {
+    "tiny-qwen2.5-vl": "Qwen2.5-VL with about a million weights, random, tokenizer made for the built-in tasks",
+    "digit-reader": "the same, warmed up by configs/vision/read_digits_warmup.yaml: reads digits, knows the form of answers",
+}
+
 DigitKind = Literal[
     "read", "read_first", "read_second", "choose_parity", "choose_yes_no", "choose_number", "choose_digit",
     "parity", "above_four", "larger", "sum",

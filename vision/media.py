@@ -71,7 +71,10 @@ def open_image(ref: Any) -> Image.Image:
 
 
 def fitted_size(height: int, width: int, *, min_pixels: int, max_pixels: int, factor: int = PATCH_FACTOR) -> tuple[int, int]:
-    """Height and width after `fit`: multiples of ``factor`` whose product lies within the bounds, by ``smart_resize``."""
+    """Height and width after `fit`: multiples of ``factor`` whose product lies within the bounds, by ``smart_resize``.
+
+    Fitting a fitted size changes nothing, so a model's own processor with the same bounds leaves the pixels alone.
+    """
     from qwen_vl_utils.vision_process import smart_resize
 
     if not 0 < min_pixels <= max_pixels:
@@ -80,9 +83,11 @@ def fitted_size(height: int, width: int, *, min_pixels: int, max_pixels: int, fa
         fitted = smart_resize(height, width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
     except ValueError as error:
         raise RowError("image", "aspect ratio over 200", f"{width}x{height}: {error}; crop it.") from error
-    if 0 in fitted:
-        detail = f"{width}x{height} within {max_pixels} pixels leaves a side below {factor}; raise max_pixels or crop it."
-        raise RowError("image", "too narrow for max_pixels", detail)
+    if not min_pixels <= fitted[0] * fitted[1] <= max_pixels:  # smart_resize rounds past tight bounds, even to 0
+        detail = (
+            f"{width}x{height} becomes {fitted[1]}x{fitted[0]}, outside of {min_pixels} to {max_pixels} pixels; widen them."
+        )
+        raise RowError("image", "no size within the pixel bounds", detail)
     return fitted
 
 

@@ -43,15 +43,15 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, kw_only=True)
 class TinySize:
-    """Sizes of a tiny Qwen2.5-VL; the defaults give about 1.2 million weights."""
+    """Sizes of a tiny Qwen2.5-VL; the defaults give about a million weights."""
 
     vocab_size: int = 512
     hidden_size: int = 128
-    intermediate_size: int = 384
-    num_layers: int = 4
+    intermediate_size: int = 320
+    num_layers: int = 3
     num_heads: int = 4
     num_key_value_heads: int = 2
-    vision_hidden_size: int = 96
+    vision_hidden_size: int = 80
     vision_intermediate_size: int = 192
     vision_depth: int = 3
     vision_num_heads: int = 4
