@@ -180,7 +180,8 @@ def with_progress[T](items: Iterable[T], total: int, label: str, console: Consol
                 console.print(f"{label}: {done} of {total}", highlight=False)
             next_report = time.monotonic() + REPORT_SECONDS
     finally:
-        bar.stop()
+        if bar.live.is_started:
+            bar.stop()
 
 
 def _read_all(tasks: DatasetTasks) -> Iterator[tuple[ChatTask | None, list[Problem]]]:
