@@ -107,16 +107,17 @@ function drawHeldOut() {
 function drawTiming() {
   const into = section("timing");
   if (!data.timing.length) return into.append(element("p", { class: "empty" }, "This run has no timing."));
-  const cell = (value, kind = "") => element("td", { class: `num ${kind}` }, value === undefined ? "" : duration(value));
+  const heads = { mean: "mean", median: "median", late: "95th percentile", total: "total" };
+  const cells = (row) => Object.entries(heads).map(([key, label]) => (row[key] === undefined ? element("td", { class: "num" })
+    : element("td", { class: "num", "data-label": label }, duration(row[key]))));
   const rows = data.timing.map((row) => element("tr", { class: row.name === "whole step" ? "total" : null },
-    element("th", { scope: "row" }, row.name), cell(row.mean), cell(row.median), cell(row.late, "late"), cell(row.total),
-    element("td", { class: "num share" }, row.name === "whole step" ? null
+    element("th", { scope: "row" }, row.name), ...cells(row),
+    element("td", { class: "num share", "data-label": "share" }, row.name === "whole step" ? null
       : element("span", { class: "bar", style: `width: calc(${(100 * Math.min(row.share, 1)).toFixed(1)}% * 0.55)` }),
-      element("span", {}, `${row.share < 0.095 ? number(100 * row.share, 1) : fixed(100 * row.share, 0)}%`))));
-  const heads = [["mean", ""], ["median", ""], ["95th percentile", "late"], ["total", ""], ["share", "share"]];
-  into.append(element("table", { class: "timing" },
+      element("span", {}, `${row.share < 0.001 ? "<0.1" : fixed(100 * row.share, row.share < 0.095 ? 1 : 0)}%`))));
+  into.append(element("table", { class: "timing stack" },
     element("thead", {}, element("tr", {}, element("th", {}, "per train step"),
-      ...heads.map(([text, kind]) => element("th", { class: `num ${kind}` }, text)))),
+      ...[...Object.values(heads), "share"].map((text) => element("th", { class: "num" }, text)))),
     element("tbody", {}, ...rows)));
 }
 
@@ -135,6 +136,7 @@ function drawNotes() {
 // --- curves ---
 
 const charts = [];
+let pointed = null; // the train step under the pointer
 const prefixOf = (key) => (key.includes("/") ? key.slice(0, key.lastIndexOf("/")) : "");
 
 function drawCurves() {
@@ -154,7 +156,7 @@ function drawCurves() {
   for (const [prefix, curves] of groups) {
     const moving = curves.filter((curve) => new Set(curve.values.filter((value) => value !== null)).size > 1);
     const still = curves.filter((curve) => !moving.includes(curve));
-    const family = element("div", { class: "family", style: `--curves: ${moving.length || 2}` },
+    const family = element("div", { class: moving.length ? "family" : "family still", style: `--curves: ${moving.length || 1}` },
       element("h3", {}, prefix || "optimization"), ...moving.map(figure));
     families.append(family);
     // A flat line says less than its value.
@@ -256,7 +258,7 @@ function layOut(chart) {
   svg.setAttribute("aria-label", `${curve.key}: from ${number(drawn[0])} to ${number(lastOf(values)[0])}, ` +
     `lowest ${number(low)}, highest ${number(high)}`);
   svg.replaceChildren(...parts, chart.cursor);
-  read(chart, null);
+  read(chart, pointed);
 }
 
 function lastOf(values) {
@@ -279,7 +281,7 @@ function read(chart, step) {
   dot.setAttribute("cy", value === null ? -10 : chart.place.y(value));
 }
 
-function pointAt(step) { for (const chart of charts) read(chart, step); }
+function pointAt(step) { pointed = step; for (const chart of charts) read(chart, step); }
 
 // --- samples ---
 
