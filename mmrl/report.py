@@ -289,7 +289,7 @@ _BAND = {"values": "mean", "low": "low", "high": "high"}
 
 def _curve_order(key: str) -> tuple[Any, ...]:
     prefix, _, name = key.rpartition("/")
-    return (prefix.split("/")[0] != "reward", prefix != "", prefix, name != "mean", name)
+    return (prefix.split("/")[0] != "reward", prefix != "", prefix, name not in ("total", "mean"), name)
 
 
 def _thin(values: np.ndarray) -> np.ndarray:
