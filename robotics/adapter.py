@@ -20,15 +20,17 @@ from torch import Tensor, nn
 from mmrl.errors import AdapterError, DataError
 from mmrl.types import Forward, Media, RolloutBatch, Sample
 from robotics import checkpoints
-from robotics.acting import PolicyDriver
+from robotics.acting import ExpertDriver, PolicyDriver, Recorder
 from robotics.assets import sim_asset
 from robotics.config import RoboticsRunConfig
 from robotics.envs.families import build_family
 from robotics.envs.physics import JOINTS, ArmPhysics
 from robotics.envs.rendering import SceneRenderer
+from robotics.experts import EXPERTS
+from robotics.inputs import EpisodeInputs
 from robotics.policies import GaussianChunkPolicy, build_processors, entropy, log_density, policy_config, sum_executed
 from robotics.rewards import REWARDS
-from robotics.rollouts import Episode, arrange_groups, run_episodes
+from robotics.rollouts import Decide, Episode, arrange_groups, run_episodes
 from robotics.tasks import RobotTask, RobotTasks
 
 
@@ -80,37 +82,29 @@ class RoboticsAdapter:
         self, policy: nn.Module, tasks: Sequence[RobotTask], *, group_size: int, seeds: Tensor, greedy: bool = False
     ) -> RolloutBatch:
         """One episode per rollout; the rollouts of a group start from one saved physics state."""
-        num, section = len(tasks) * group_size, self.config.rollout
-        if seeds.shape != (num,):
-            raise AdapterError(f"rollout: seeds has shape {tuple(seeds.shape)}; expected [P * group_size] = [{num}].")
+        if seeds.shape != (len(tasks) * group_size,):
+            raise AdapterError(
+                f"rollout: seeds has shape {tuple(seeds.shape)}; expected [P * group_size] = [{len(tasks) * group_size}]."
+            )
         rows = tuple(task for task in tasks for _ in range(group_size))
-        physics = self._physics(num)
-        arrange_groups(physics, self.family, tasks, group_size)
-        driver = PolicyDriver(
-            policy, self.preprocessor, self.postprocessor, instructions=[task.instruction for task in rows], seeds=seeds,
-            num_decisions=-(-section.max_env_steps // section.execution_horizon), greedy=greedy,
-        )  # fmt: skip
-        episodes = run_episodes(
-            physics, self.family, [task.goal for task in rows], driver,
-            max_env_steps=section.max_env_steps, execution_horizon=section.execution_horizon,
-        )  # fmt: skip
-        executed = torch.stack([torch.from_numpy(episode.executed) for episode in episodes])
-        return RolloutBatch(
-            tasks=rows,
-            group_ids=torch.arange(len(tasks)).repeat_interleave(group_size),
-            seeds=seeds,
-            outcomes=tuple(episodes),
-            old_log_probs=driver.log_probs(executed),
-            loss_mask=executed > 0,
-            stop_reasons=tuple(episode.stop_reason for episode in episodes),
-            inputs=driver.inputs(executed),
-        )
+        physics = self._arranged(tasks, group_size)
+        driver = PolicyDriver(policy, self._recorder(policy, rows), self.postprocessor, seeds=seeds, greedy=greedy)
+        episodes = self._run(physics, rows, driver)
+        executed = _executed(episodes)
+        log_probs = driver.log_probs(executed)
+        return self._batch(rows, group_size, seeds, episodes, log_probs, driver.recorder.inputs(executed))
 
     def demonstrate(self, policy: nn.Module, tasks: Sequence[RobotTask]) -> RolloutBatch:
-        """Not available yet."""
-        raise DataError(
-            f"{self.family.name} has no demonstrations yet; use algorithm.source: rollouts instead of demonstrations."
+        """One episode per task that follows the family's scripted expert, within what the policy's motions can do."""
+        physics = self._arranged(tasks, 1)
+        expert = EXPERTS[self.family.name](
+            physics, self.family, [task.goal for task in tasks], chunk_size=policy.config.chunk_size
         )
+        driver = ExpertDriver(policy, self._recorder(policy, tasks), self.postprocessor, expert=expert)
+        episodes = self._run(physics, tasks, driver)
+        executed = _executed(episodes)
+        seeds, zeros = torch.zeros(len(tasks), dtype=torch.int64), torch.zeros(executed.shape)
+        return self._batch(tuple(tasks), 1, seeds, episodes, zeros, driver.recorder.inputs(executed))
 
     def forward(self, policy: nn.Module, batch: RolloutBatch, needs: frozenset[str] = frozenset()) -> Forward:
         """Log-densities of the executed motions; ``needs`` may name ``"entropy"``."""
@@ -163,6 +157,38 @@ class RoboticsAdapter:
         """Load weights strictly; see `robotics.checkpoints.load_policy`."""
         checkpoints.load_policy(policy, self.preprocessor, self.postprocessor, directory)
 
+    def _arranged(self, tasks: Sequence[RobotTask], group_size: int) -> ArmPhysics:
+        physics = self._physics(len(tasks) * group_size)
+        arrange_groups(physics, self.family, tasks, group_size)
+        return physics
+
+    def _recorder(self, policy: GaussianChunkPolicy, rows: Sequence[RobotTask]) -> Recorder:
+        section = self.config.rollout
+        num_decisions = -(-section.max_env_steps // section.execution_horizon)
+        return Recorder(policy, self.preprocessor, [task.instruction for task in rows], num_decisions)
+
+    def _run(self, physics: ArmPhysics, rows: Sequence[RobotTask], decide: Decide) -> list[Episode]:
+        section = self.config.rollout
+        return run_episodes(
+            physics, self.family, [task.goal for task in rows], decide,
+            max_env_steps=section.max_env_steps, execution_horizon=section.execution_horizon,
+        )  # fmt: skip
+
+    def _batch(
+        self, rows: tuple[RobotTask, ...], group_size: int, seeds: Tensor, episodes: list[Episode], log_probs: Tensor,
+        inputs: EpisodeInputs,
+    ) -> RolloutBatch:  # fmt: skip
+        return RolloutBatch(
+            tasks=rows,
+            group_ids=torch.arange(len(rows)) // group_size,
+            seeds=seeds,
+            outcomes=tuple(episodes),
+            old_log_probs=log_probs,
+            loss_mask=inputs.executed > 0,
+            stop_reasons=tuple(episode.stop_reason for episode in episodes),
+            inputs=inputs,
+        )
+
     def _physics(self, num_sims: int) -> ArmPhysics:
         threads = min(self.config.rollout.num_threads, num_sims)
         return ArmPhysics(sim_asset(self.family.scene), num_sims=num_sims, num_threads=threads)
@@ -172,6 +198,10 @@ class RoboticsAdapter:
         png = io.BytesIO()
         Image.fromarray(self._renderer.render()).save(png, "PNG")
         return Media(kind="image", data=png.getvalue(), suffix=".png", caption=caption)
+
+
+def _executed(episodes: Sequence[Episode]) -> Tensor:
+    return torch.stack([torch.from_numpy(episode.executed) for episode in episodes])
 
 
 def build_adapter(config: RoboticsRunConfig) -> RoboticsAdapter:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from lerobot.configs import PreTrainedConfig
-from lerobot.processor import PolicyProcessorPipeline
 from lerobot.policies.factory import make_pre_post_processors
 from lerobot.policies.pretrained import PreTrainedPolicy
+from lerobot.processor import PolicyProcessorPipeline
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -32,8 +32,8 @@ def save_policy(policy: PreTrainedPolicy, preprocessor: Pipeline, postprocessor:
 def load_policy(policy: PreTrainedPolicy, preprocessor: Pipeline, postprocessor: Pipeline, directory: Path) -> None:
     """Load the weights of ``directory`` into ``policy``.
 
-    Refused: a missing file, a missing, extra or differently shaped tensor, and a configuration or processors (vocabulary, units,
-    statistics) other than those given; LeRobot's own loader passes over all of these in silence.
+    Refused: a missing file, a missing, extra or differently shaped tensor, and a configuration or processors (vocabulary,
+    units, statistics) other than those given; LeRobot's own loader passes over all of these in silence.
     """
     for name in _FILES:
         if not (directory / name).is_file():

@@ -57,7 +57,7 @@ class TasksSection(Section):
     train: SeedRange = SeedRange(first=0, count=4096)
     """Layouts of the ``train`` split."""
     eval: SeedRange = SeedRange(first=1_000_000, count=500)
-    """Layouts of the ``eval`` split, and of ``eval_new_words``, which asks for the same in phrasings that training never uses."""
+    """Layouts of the ``eval`` split, and of ``eval_new_words``, which asks for the same in phrasings new to the policy."""
 
     @model_validator(mode="after")
     def _held_out_layouts_are_held_out(self) -> TasksSection:

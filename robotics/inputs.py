@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeInputs:
-    """Observations as the policy saw them (after the preprocessor) and what it decided. ``T`` decisions, zeros after the end."""
+    """Observations as the policy saw them (after the preprocessor) and what it decided; zeros after the end of an episode."""
 
     state: Tensor
     """``[N, T, A]`` normalised joint positions."""

@@ -68,9 +68,7 @@ class _Record:
     stop_reason: str = ""
 
 
-def arrange_groups(
-    physics: ArmPhysics, family: TaskFamily, tasks: Sequence[RobotTask], group_size: int
-) -> NDArray[np.float64]:
+def arrange_groups(physics: ArmPhysics, family: TaskFamily, tasks: Sequence[RobotTask], group_size: int) -> NDArray[np.float64]:
     """Arrange each task once and copy that state to the rows of its group; states ``[P * group_size, num_state]``."""
     for row, task in enumerate(tasks):
         family.arrange(physics, row, task.seed)

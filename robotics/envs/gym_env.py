@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -26,7 +26,7 @@ class ArmEnv(gym.Env):
     latter two and leaves the layout as it is.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 20}
 
     def __init__(
         self, family: str = "reach", *, max_episode_steps: int = 60, render_mode: str | None = None, camera: str = "scene",

@@ -50,14 +50,14 @@ class ArmPhysics:
         self._gripper_site = self.model.site("gripper_site").id
         joints = [self.model.joint(name) for name in JOINTS]
         self._joint_rows = np.array([int(joint.qposadr[0]) for joint in joints])
+        self._joint_dofs = np.array([int(joint.dofadr[0]) for joint in joints])
         self._actuators = np.array([self.model.actuator(name).id for name in JOINTS])
         ranges = np.array([joint.range for joint in joints])  # [A, 2] radians
-        # robot = radians * scale + offset
         self._scale = np.full(len(JOINTS), 180.0 / np.pi)
         self._offset = np.zeros(len(JOINTS))
         low, high = ranges[-1]
         self._scale[-1], self._offset[-1] = 100.0 / (high - low), -100.0 * low / (high - low)
-        self.joint_limits: NDArray[np.float64] = ranges * self._scale[:, None] + self._offset[:, None]
+        self.joint_limits: NDArray[np.float64] = self.to_robot_units(ranges.T).T
         """``[A, 2]`` lowest and highest position of each joint, robot units."""
         self.reset()
 
@@ -69,7 +69,7 @@ class ArmPhysics:
 
     def joint_positions(self) -> NDArray[np.float64]:
         """``[S, A]``, robot units."""
-        return self._qpos[:, self._joint_rows] * self._scale + self._offset
+        return self.to_robot_units(self._qpos[:, self._joint_rows])
 
     def gripper_position(self) -> NDArray[np.float64]:
         """``[S, 3]``: the point between the finger tips, metres."""
@@ -79,6 +79,20 @@ class ArmPhysics:
         """``[S, 3]``: where the mocap body ``target_<name>`` is, metres."""
         return self._mocap[:, self._mocap_row(name)].copy()
 
+    def gripper_jacobian(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """``[n, 3, A]``: metres that the gripper moves per radian of each joint."""
+        body = int(self.model.site_bodyid[self._gripper_site])
+        linear, _ = self._batch.jac(body, self._sites[rows, self._gripper_site], ids=rows)
+        return linear[:, :, self._joint_dofs]
+
+    def to_robot_units(self, radians: NDArray[np.float64], *, difference: bool = False) -> NDArray[np.float64]:
+        """Joint angles ``[..., A]``, or differences between angles, in robot units."""
+        return radians * self._scale if difference else radians * self._scale + self._offset
+
+    def to_radians(self, positions: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The inverse of `to_robot_units` for positions ``[..., A]``."""
+        return (positions - self._offset) / self._scale
+
     def states(self, rows: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
         """Copy of the ``mjSTATE_INTEGRATION`` rows, ``[n, num_state]``: all that the future of a simulation depends on."""
         return self._batch.state.copy() if rows is None else self._batch.state[rows]
@@ -86,7 +100,7 @@ class ArmPhysics:
     # Changes
 
     def reset(self) -> None:
-        """Every simulation to the model's defaults: time, pushes (``xfrc_applied``), commands, mocap and warm start included."""
+        """Every simulation to the model's defaults, time, pushes (``xfrc_applied``), commands and warm start included."""
         self._batch.reset(stage=_POSITIONS)
 
     def restore(self, states: NDArray[np.float64], rows: NDArray[np.int64] | None = None) -> None:
@@ -98,7 +112,7 @@ class ArmPhysics:
         """From the model's defaults, hold ``joints`` (``[A]``, robot units) at rest with targets at ``[3]`` positions."""
         ids = np.array([row])
         self._batch.reset(ids=ids, stage=_NO_STAGE)
-        radians = (joints - self._offset) / self._scale
+        radians = self.to_radians(joints)
         self._qpos[row, self._joint_rows] = radians
         self._ctrl[row, self._actuators] = radians
         for name, position in targets.items():
@@ -120,7 +134,7 @@ class ArmPhysics:
         before = self.states()
         self._batch.warning[:] = 0  # MuJoCo restarts a diverged simulation's counters, so only counts from zero can be read
         clipped = np.clip(targets[sound], self.joint_limits[:, 0], self.joint_limits[:, 1])
-        self._ctrl[moving[:, None], self._actuators] = (clipped - self._offset) / self._scale
+        self._ctrl[moving[:, None], self._actuators] = self.to_radians(clipped)
         raised = np.empty(0, np.int64)
         with _warnings_to_log():
             try:

@@ -75,7 +75,7 @@ def _gl_context(width: int, height: int) -> Any:
         elif wanted == "osmesa":
             from mujoco.osmesa import GLContext
         else:
-            GLContext = mujoco.GLContext  # noqa: N806 -- the platform's own back-end
+            GLContext = mujoco.GLContext  # the platform's own
         return GLContext(width, height)
     except (ImportError, RuntimeError, AttributeError) as error:
         raise MissingExtra(

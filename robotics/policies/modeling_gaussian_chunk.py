@@ -1,8 +1,9 @@
 """A small instructed policy: a Gaussian over chunks of joint motions, with a density that policy gradients can use.
 
-The instruction reaches the network as words. Their embeddings are averaged into a query that attends over the objects of the
-scene; each object's key is a learned embedding of its place in ``observation.environment_state``. So which word means which
-object is learned from reward, not handed over. Word order is not seen: "the red one, not the blue one" is beyond it.
+The instruction reaches the network as words. Their embeddings are averaged, weighted by a learned importance, into a query that
+attends over the objects of the scene; each object's key is a learned embedding of its place in
+``observation.environment_state``. So which word means which object is learned from reward, not handed over. Word order is not
+seen: "the red one, not the blue one" is beyond it.
 
 A decision is a chunk ``u`` ``[H, A]`` of motions in units of ``max_delta``, Gaussian with a learned standard deviation per
 joint that does not depend on the observation. `decode` turns it into joint positions: the observed position plus the running
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -57,11 +59,12 @@ class GaussianChunkPolicy(PreTrainedPolicy):
         self.num_joints = config.action_feature.shape[0]
         num_objects = config.env_state_feature.shape[0] // 3 - 1
         self.words = nn.Embedding(len(config.vocabulary) + 1, config.word_dim, padding_idx=0)
+        self.importance = nn.Linear(config.word_dim, 1, bias=False)
         self.query = nn.Linear(config.word_dim, config.word_dim)
         self.keys = nn.Parameter(torch.randn(num_objects, config.word_dim))
         widths = [self.num_joints + 9 + config.word_dim, *config.hidden_sizes]
         layers: list[nn.Module] = []
-        for width, next_width in zip(widths, widths[1:]):
+        for width, next_width in pairwise(widths):
             layers += [nn.Linear(width, next_width), nn.Tanh()]
         self.trunk = nn.Sequential(*layers)
         self.head = nn.Linear(widths[-1], config.chunk_size * self.num_joints)
@@ -74,9 +77,10 @@ class GaussianChunkPolicy(PreTrainedPolicy):
 
     def distribution(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean ``[B, H, A]`` and log standard deviation ``[A]`` of the motions ``u``."""
-        mask = batch[OBS_LANGUAGE_ATTENTION_MASK].float()[..., None]  # [B, L, 1]
-        words = self.words(batch[OBS_LANGUAGE_TOKENS]) * mask
-        meaning = words.sum(dim=1) / mask.sum(dim=1).clamp(min=1)  # [B, D]
+        words, mask = self.words(batch[OBS_LANGUAGE_TOKENS]), batch[OBS_LANGUAGE_ATTENTION_MASK]  # [B, L, D], [B, L]
+        weights = self.importance(words).squeeze(2).exp() * mask
+        weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=1e-6)  # no known word: all zero
+        meaning = (weights[..., None] * words).sum(dim=1)  # [B, D]
         points = batch[OBS_ENV_STATE].unflatten(1, (-1, 3))  # [B, 1 + K, 3]
         gripper, objects = points[:, 0], points[:, 1:]
         attention = (self.query(meaning) @ self.keys.T).softmax(dim=1)  # [B, K]
