@@ -56,12 +56,20 @@ def resolve_terms(rewards: Mapping[str, RewardConfig], known: Mapping[str, Rewar
 
 
 def score(batch: RolloutBatch, terms: Mapping[str, WeightedTerm]) -> RolloutBatch:
-    """The batch with ``reward_terms`` and ``rewards``: each row's weighted sum of the terms that apply, NaN if none does."""
+    """The batch with ``reward_terms`` and ``rewards``: each row's weighted sum of the terms that apply, NaN if none does.
+
+    A term of weight 0 is recorded only: it does not make a reward of 0 for a row to which no other term applies.
+    """
     columns = {name: _score_term(name, term.function, batch) for name, term in terms.items()}
     values = torch.stack(list(columns.values()))  # [terms, N]
     weights = torch.tensor([term.weight for term in terms.values()])[:, None]
-    applies = ~values.isnan()
+    applies = ~values.isnan() & (weights != 0)
     total = (values.nan_to_num(0.0) * weights).sum(dim=0)
+    if total.isinf().any():
+        task = batch.tasks[int(total.isinf().nonzero()[0])]
+        raise RewardError(
+            f"the weighted sum of rewards is {float(total[total.isinf()][0])} for task {task.id!r}; lower a weight."
+        )
     return replace(batch, reward_terms=columns, rewards=total.masked_fill(~applies.any(dim=0), torch.nan))
 
 
@@ -113,7 +121,7 @@ def _score_term(name: str, function: RewardTerm, batch: RolloutBatch) -> torch.T
     for group in batch.group_ids.unique().tolist():
         rows = (batch.group_ids == group).nonzero()[:, 0].tolist()
         task = batch.tasks[rows[0]]
-        values = list(_call(name, function, task, [batch.outcomes[row] for row in rows]))
+        values = _call(name, lambda *given: list(function(*given)), task, [batch.outcomes[row] for row in rows])
         if len(values) != len(rows):
             raise RewardError(f"reward {name!r} returned {len(values)} values for {len(rows)} rollouts of task {task.id!r}.")
         column[rows] = torch.tensor([_number(name, value, task) for value in values], dtype=torch.float32)
@@ -124,7 +132,9 @@ def _call(name: str, function: RewardTerm, task: Task, outcome: Any) -> Any:
     try:
         return function(task, outcome)
     except Exception as error:
-        raise RewardError(f"reward {name!r} raised {type(error).__name__} on task {task.id!r}: {error}") from error
+        failure = RewardError(f"reward {name!r} raised {type(error).__name__} on task {task.id!r}: {error}")
+        failure.add_note(f"rollout: {outcome!r}")
+        raise failure from error
 
 
 def _number(name: str, value: Any, task: Task) -> float:
@@ -134,11 +144,11 @@ def _number(name: str, value: Any, task: Task) -> float:
         raise RewardError(f"reward {name!r} returned {value!r:.40} for task {task.id!r}; expected a number, a bool or None.")
     try:
         number = float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise RewardError(
             f"reward {name!r} returned {type(value).__name__} for task {task.id!r}; expected a number, a bool or None."
         ) from error
-    if math.isinf(number):
+    if abs(number) > torch.finfo(torch.float32).max:  # and so is infinity
         raise RewardError(f"reward {name!r} returned {number} for task {task.id!r}; expected a finite number.")
     return number
 
@@ -149,10 +159,10 @@ def _import_function(path: str, key: str) -> RewardTerm:
         raise ConfigError(f"{key} is {path!r}; expected package.module:function.")
     try:
         function = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{key} is {path!r}, which cannot be imported ({error}).") from error
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise ConfigError(f"{key} is {path!r}, which cannot be imported ({type(error).__name__}: {error}).") from error
     try:
         inspect.signature(function).bind("task", "outcome")
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: a builtin without a signature
         raise ConfigError(f"{key}: {path} cannot be called as function(task, outcome): {error}.") from error
     return function
