@@ -35,8 +35,7 @@ def evaluate(
     Processes share the tasks; the result is the same on each. Tasks to which the metric does not apply are not counted.
     ``on_batch(done, total)`` is told of progress.
     """
-    if config.metric not in terms:
-        raise ConfigError(f"evaluation.metric is {config.metric!r}; expected one of the run's rewards: {', '.join(terms)}.")
+    check_metric(config.metric, terms)
     rank, world_size = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
     total = min(config.num_tasks, len(source))
     mine = range(rank, total, world_size)
@@ -57,6 +56,12 @@ def evaluate(
         "overall": summarize([value for _, value in known]),
         "domains": {name: summarize([value for domain, value in known if domain == name]) for name in domains},
     }
+
+
+def check_metric(metric: str, terms: Mapping[str, WeightedTerm]) -> None:
+    """Raise `ConfigError` unless ``metric`` is one of the run's reward terms."""
+    if metric not in terms:
+        raise ConfigError(f"evaluation.metric is {metric!r}; expected one of the run's rewards: {', '.join(terms)}.")
 
 
 def summarize(values: Sequence[float]) -> dict[str, float | int | None]:
@@ -102,5 +107,3 @@ def _difference(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> str:
         return "-"
     low, high = difference_interval(*((entry["mean"], entry["low"], entry["high"]) for entry in (old, new)))
     return f"{new['mean'] - old['mean']:+.3f} [{low:+.3f}, {high:+.3f}]"
-
-
