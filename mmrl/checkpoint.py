@@ -3,7 +3,8 @@
 A checkpoint is ``checkpoints/step_000100/`` with ``policy/`` (a directory that the modality's own library loads),
 ``optimizer.safetensors``, ``trainer.json`` (counters, the resolved config, a checksum of the policy in memory) and
 ``manifest.json`` (SHA-256 of every file). It is written under a temporary name, synced to disk and renamed; then ``latest`` is
-replaced. Only safetensors and JSON are read back.
+replaced. Deleting starts with a rename too, so a folder called ``step_...`` is whole at any moment. Only safetensors and JSON
+are read back.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def write_checkpoint(
     draft = root / f".{final.name}.partial"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(draft, ignore_errors=True)
+        _remove_drafts(root)
         (draft / POLICY).mkdir(parents=True)
         save_policy(draft / POLICY)
         save_file({name: tensor.contiguous() for name, tensor in optimizer.items()}, draft / OPTIMIZER)
@@ -69,13 +70,12 @@ def write_checkpoint(
             _sync(path)
         for folder in sorted({path.parent for path in files} | {draft}):
             _sync(folder)
-        if final.exists():  # a resumed run repeats a step it had already saved
-            shutil.rmtree(final)
+        _remove(final)
         draft.rename(final)
         _sync(root)
-        _write_atomically(root / LATEST, final.name + "\n")
+        replace_text(root / LATEST, final.name + "\n")
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(draft, ignore_errors=True)
+        _remove_drafts(root)
         raise CheckpointError(
             f"{final}: cannot be written ({error}); the previous checkpoint is intact. Free some space and run with --resume."
         ) from error
@@ -83,14 +83,13 @@ def write_checkpoint(
 
 
 def latest_checkpoint(root: Path) -> Path | None:
-    """The newest whole checkpoint below ``root``, or None."""
+    """The checkpoint that ``latest`` names, or the newest one; None if there is none. It has not been verified."""
     pointer = root / LATEST
     if pointer.is_file():
-        named = root / pointer.read_text(encoding="utf-8").strip()
-        if named.is_dir():
-            return named
-    found = sorted(path for path in root.glob("step_*") if (path / MANIFEST).is_file())
-    return found[-1] if found else None
+        name = pointer.read_text(encoding="utf-8").strip()
+        if name and (root / name).is_dir():
+            return root / name
+    return max((path for path in root.glob("step_*") if path.is_dir()), default=None)
 
 
 def read_checkpoint(directory: Path) -> Snapshot:
@@ -109,7 +108,11 @@ def verify_checkpoint(directory: Path) -> None:
     manifest_path = directory / MANIFEST
     if not manifest_path.is_file():
         raise CheckpointError(f"{directory}: has no {MANIFEST}, so it is not a whole checkpoint.{_alternatives(directory)}")
-    for name, expected in json.loads(manifest_path.read_text(encoding="utf-8")).items():
+    try:
+        checksums = dict(json.loads(manifest_path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{manifest_path}: cannot be read ({error}).{_alternatives(directory)}") from error
+    for name, expected in checksums.items():
         path = directory / name
         if not path.is_file():
             raise CheckpointError(f"{path}: the file is missing.{_alternatives(directory)}")
@@ -122,7 +125,14 @@ def prune_checkpoints(root: Path, *, keep_last: int, keep: frozenset[str]) -> No
     found = sorted(path for path in root.glob("step_*") if path.is_dir())
     for path in found[:-keep_last]:
         if path.name not in keep:
-            shutil.rmtree(path)
+            _remove(path)
+
+
+def forget_after(root: Path, train_step: int) -> None:
+    """Delete the checkpoints of later steps: the run is about to write its own."""
+    for path in sorted(root.glob("step_*")):
+        if path.name > step_name(train_step):
+            _remove(path)
 
 
 def policy_checksum(policy: nn.Module) -> str:
@@ -132,6 +142,15 @@ def policy_checksum(policy: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file so that a reader, also after a crash, finds the old one or the new one."""
+    draft = path.with_name(f".{path.name}.partial")
+    draft.write_text(text, encoding="utf-8")
+    _sync(draft)
+    draft.replace(path)
+    _sync(path.parent)
 
 
 def file_checksum(path: Path) -> str:
@@ -173,12 +192,18 @@ def _write_json(path: Path, tree: Any) -> None:
     path.write_text(json.dumps(tree, indent=1), encoding="utf-8")
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.partial")
-    draft.write_text(text, encoding="utf-8")
-    _sync(draft)
-    os.replace(draft, path)
-    _sync(path.parent)
+def _remove(directory: Path) -> None:
+    if directory.exists():
+        draft = directory.with_name(f".{directory.name}.removed.partial")
+        shutil.rmtree(draft, ignore_errors=True)
+        directory.rename(draft)
+        shutil.rmtree(draft)
+
+
+def _remove_drafts(root: Path) -> None:
+    """What a crash or an error has left behind."""
+    for path in root.glob(".*.partial"):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

@@ -54,11 +54,11 @@ def collect(
     quota = config.sampling.tasks_per_step // accelerator.num_processes
     attempts = 1 + (algorithm.max_refills if algorithm.selection == "dynamic" else 0)
     kept: list[RolloutBatch] = []
-    num_drawn = num_informative = 0
+    totals: processes.Totals = {}
     for attempt in range(attempts):
         batch = _roll_out_and_score(config, adapter, policy, sampler, terms, accelerator, train_step, attempt)
         informative = recipe.informative_rows(algorithm, batch)
-        num_drawn, num_informative = num_drawn + len(batch), num_informative + int(informative.sum())
+        totals = processes.add(totals, _totals(batch), {"groups/informative": (int(informative.sum()), len(batch))})
         rows = informative if algorithm.selection == "dynamic" else torch.ones_like(informative)
         if rows.any():
             kept.append(batch.select(rows.nonzero()[:, 0]))
@@ -68,7 +68,7 @@ def collect(
     batch = _first_groups(RolloutBatch.concat(kept) if kept else batch, quota)
     reference = reference_log_probs(batch) if reference_log_probs is not None else None
     advantages = recipe.compute_advantages(algorithm, batch, reference)
-    totals = {**_totals(batch, advantages), "groups/informative": (num_informative, num_drawn)}
+    totals = processes.add(totals, {"advantage/abs": (float(advantages.abs().sum()), len(batch))})
     return Collected(batch=batch, advantages=advantages, reference_log_probs=reference, totals=totals)
 
 
@@ -97,9 +97,9 @@ def _roll_out_and_score(
         scored, failure = score(batch, terms), None
     except RewardError as error:
         scored, failure = batch, error
-    failures = [text for text in processes.gather(accelerator, failure and str(failure)) if text]
+    failures = [error for error in processes.gather(accelerator, failure) if error is not None]
     if failures:  # on every process, so that none waits for another
-        raise RewardError(failures[0]) from failure
+        raise failures[0]
     return scored
 
 
@@ -110,17 +110,15 @@ def _first_groups(batch: RolloutBatch, count: int) -> RolloutBatch:
     return batch.select(torch.isin(batch.group_ids, groups[:count]).nonzero()[:, 0])
 
 
-def _totals(batch: RolloutBatch, advantages: Tensor) -> dict[str, tuple[float, float]]:
-    """What is logged of a batch of rollouts."""
+def _totals(batch: RolloutBatch) -> dict[str, tuple[float, float]]:
+    """What is logged of all rollouts, also of those that dynamic selection drops: else the reward would look flat."""
     num, lengths = len(batch), batch.num_decisions
     decisions = int(lengths.sum())
     columns = {"reward/total": batch.rewards} | {f"reward/{name}": term for name, term in batch.reward_terms.items()}
-    totals = {
-        name: (float(column.nan_to_num(0.0).sum()), float((~column.isnan()).sum())) for name, column in columns.items()
-    }
+    totals = {name: (float(column.nan_to_num(0.0).sum()), float((~column.isnan()).sum())) for name, column in columns.items()}
     sampled = torch.where(batch.loss_mask, -batch.old_log_probs, 0.0)
     return totals | {
-        "advantage/abs": (float(advantages.abs().sum()), num),
+        "rollout/unscored": (float(batch.rewards.isnan().sum()), num),
         "rollout/decisions": (decisions, num),
         "rollout/truncated": (sum(reason in ("length", "timeout") for reason in batch.stop_reasons), num),
         "rollout/entropy": (float(sampled.sum()), decisions),  # -log pi of what was sampled: unbiased, and free

@@ -17,8 +17,9 @@ from typing import Any
 
 from torch import Tensor
 
+from mmrl import checkpoint
 from mmrl.adapter import Adapter
-from mmrl.checkpoint import step_name
+from mmrl.checkpoint import replace_text, step_name
 from mmrl.config import RunConfig, to_yaml
 from mmrl.errors import ConfigError
 from mmrl.types import RolloutBatch
@@ -37,8 +38,8 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    def prepare(self, config: RunConfig, *, resume: bool, overwrite: bool) -> None:
-        """Lock the folder and write ``config.yaml``; an existing run needs ``resume`` or ``overwrite``."""
+    def prepare(self, *, resume: bool, overwrite: bool) -> None:
+        """Lock the folder; an existing run needs ``resume`` or ``overwrite``."""
         self.path.mkdir(parents=True, exist_ok=True)
         self._acquire()
         existing = [name for name in _OURS if (self.path / name).exists()]
@@ -51,7 +52,10 @@ class RunDirectory:
                 f"{self.path} already holds a run ({', '.join(existing[:3])}); continue it with --resume, replace it with "
                 "--overwrite, or choose another name=..."
             )
-        (self.path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+
+    def write_config(self, config: RunConfig) -> None:
+        """Write ``config.yaml``, once it is known that the run goes ahead."""
+        replace_text(self.path / "config.yaml", to_yaml(config))
 
     def release(self) -> None:
         """Let other processes use the folder."""
@@ -60,12 +64,13 @@ class RunDirectory:
             self._lock = None
 
     def forget_after(self, train_step: int) -> None:
-        """Drop what was logged after ``train_step``, before a resumed run repeats it."""
+        """Drop what was written after ``train_step``, before a resumed run repeats it."""
         for name in ("metrics.jsonl", "timing.jsonl"):
             path = self.path / name
             if path.exists():
                 lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= train_step]
-                path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+                replace_text(path, "".join(line + "\n" for line in lines))
+        checkpoint.forget_after(self.checkpoints, train_step)
         for folder, pattern in (("samples", "step_*.jsonl"), ("eval", "step_*.json")):
             for path in (self.path / folder).glob(pattern):
                 if int(path.stem.removeprefix("step_")) > train_step:
@@ -81,17 +86,15 @@ class RunDirectory:
         folder = self.path / "eval"
         folder.mkdir(exist_ok=True)
         text = json.dumps({"train_step": train_step, **result}, indent=1)
-        (folder / f"{step_name(train_step)}.json").write_text(text, encoding="utf-8")
+        replace_text(folder / f"{step_name(train_step)}.json", text)
 
     def read_evaluations(self) -> dict[int, dict[str, Any]]:
         """Evaluations so far by train step."""
         paths = sorted((self.path / "eval").glob("step_*.json"))
         return {int(path.stem.removeprefix("step_")): json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
-    def write_samples(
-        self, train_step: int, adapter: Adapter, batch: RolloutBatch, advantages: Tensor, limit: int
-    ) -> None:
-        """Write the first whole groups (at least one rollout, about ``limit``) as a person reads them."""
+    def write_samples(self, train_step: int, adapter: Adapter, batch: RolloutBatch, advantages: Tensor, limit: int) -> None:
+        """Write the first ``limit`` rollouts as a person reads them."""
         media_dir = self.path / "samples" / "media"
         media_dir.mkdir(parents=True, exist_ok=True)
         lines, shown = [], {}
@@ -118,7 +121,7 @@ class RunDirectory:
                 "num_decisions": int(batch.num_decisions[row]), "media": media,
             })  # fmt: skip
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        (self.path / "samples" / f"{step_name(train_step)}.jsonl").write_text(text, encoding="utf-8")
+        replace_text(self.path / "samples" / f"{step_name(train_step)}.jsonl", text)
 
     def write_failure(self, name: str, record: Mapping[str, Any]) -> Path:
         """Keep what is needed to understand why a run stopped."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from mmrl import checkpoint, processes, recipe
 from mmrl.adapter import Adapter
-from mmrl.collection import collect
-from mmrl.config import RunConfig, differences, validate
+from mmrl.collection import Collected, collect
+from mmrl.config import RunConfig, _flatten, differences, validate
 from mmrl.errors import CheckpointError, ConfigError, NumericsError, RewardError
-from mmrl.evaluation import evaluate
+from mmrl.evaluation import check_metric, evaluate
 from mmrl.rewards import resolve_terms
 from mmrl.run_dir import RunDirectory
 from mmrl.sampling import TaskSampler
@@ -65,6 +66,7 @@ class Trainer:
                 "trainer.minibatches), since groups are never split."
             )
         self.terms = resolve_terms(config.rewards, adapter.reward_terms)
+        check_metric(config.evaluation.metric, self.terms)
         self.policy = adapter.build_policy().to(self.accelerator.device)
         self.reference = adapter.freeze_reference(self.policy) if recipe.needs_reference(config.algorithm) else None
         self.updater = Updater(config, adapter, self.policy, self.accelerator)
@@ -72,21 +74,32 @@ class Trainer:
         self.run_dir = RunDirectory(config.run_dir)
         self.train_step = 0
         self.constant_steps = 0
+        self.evaluated: dict[str, Any] | None = None
+        """Step and mean of the last evaluation."""
         self.best: dict[str, Any] | None = None
+        """Name and mean of the checkpoint with the best evaluation."""
+        self._saved_step: int | None = None
         self._stop: str | None = None
 
     def run(
         self, *, resume: bool = False, resume_from: Path | None = None, overwrite: bool = False
     ) -> dict[int, dict[str, Any]]:
         """Train to the end, or until a signal; the evaluations by train step."""
-        if self._is_main:
-            self.run_dir.prepare(self.config, resume=resume, overwrite=overwrite)
-        self.accelerator.wait_for_everyone()
-        if self.config.metrics.trackers:
-            self.accelerator.init_trackers(self.config.name, config=self.config.model_dump(mode="json"))
         try:
+            if self._is_main:
+                self.run_dir.prepare(resume=resume, overwrite=overwrite)
+            self.accelerator.wait_for_everyone()
             if resume:
                 self._restore(resume_from or checkpoint.latest_checkpoint(self.run_dir.checkpoints))
+            if self._is_main:
+                self.run_dir.write_config(self.config)
+            if self.config.metrics.trackers:
+                values = _flatten(self.config.model_dump(mode="json"))
+                texts = {key: str(value) for key, value in values.items()}  # tensorboard takes neither lists nor sections
+                self.accelerator.init_trackers(self.config.name, config=texts)
+            num_tasks, tasks_per_step = len(self.sampler.source), self.config.sampling.tasks_per_step
+            if num_tasks < tasks_per_step:
+                self.callbacks.on_notice(f"{num_tasks} tasks for {tasks_per_step} a step: some are attempted twice in a step.")
             with self._signals():
                 self._loop()
         finally:
@@ -101,36 +114,35 @@ class Trainer:
         return processes.means(self.accelerator, {**collected.totals, **self.updater.update(collected)})
 
     def _loop(self) -> None:
-        evaluation, every = self.config.evaluation, self.config.checkpoint.every
-        evaluated_at = saved_at = self.train_step if self.train_step else None
-        if self.train_step == 0 and evaluation.at_start:
-            self._evaluate()
-        while self.train_step < self.config.trainer.num_steps and self._stop is None:
-            self._step()
-            if self._is_due(evaluation.every):
+        """Evaluate, save and step in turn. A request to stop is heard before and after each of them, by all processes alike."""
+        while True:
+            if self._heard_stop() is None and self._evaluation_is_due():
                 self._evaluate()
-                evaluated_at = self.train_step
-            if self._is_due(every):
+            stop = self._heard_stop()
+            ended = stop is not None or self.train_step >= self.config.trainer.num_steps
+            if ended or self._is_due(self.config.checkpoint.every):
                 self._save()
-                saved_at = self.train_step
-            self._stop = next((stop for stop in processes.gather(self.accelerator, self._stop) if stop), None)
-        if self._stop is None and evaluated_at != self.train_step:
-            self._evaluate()
-        if saved_at != self.train_step:
-            self._save()
-        if self._stop is not None:
-            self.callbacks.on_notice(f"{self._stop}: stopped after step {self.train_step}; checkpoint written.")
+            if ended:
+                break
+            self._step()
+        if stop is not None:
+            self.callbacks.on_notice(f"{stop}: stopped after step {self.train_step}; checkpoint written.")
 
     def _step(self) -> None:
-        start = time.perf_counter()
+        start, tasks_drawn = time.perf_counter(), self.sampler.position
         try:
             collected = self._collect()
-            middle = time.perf_counter()
-            totals = {**collected.totals, **self.updater.update(collected)}
         except RewardError as error:
-            self._save()  # nothing of this step has changed the policy
-            raise RewardError(f"{error} Checkpoint of step {self.train_step} written.{self._dump('reward', error)}") from error
+            record = self._dump("reward", error)
+            self.sampler.position = tasks_drawn  # nothing of this step has happened: a resumed run attempts it again
+            self._save()
+            raise RewardError(f"{error} Checkpoint of step {self.train_step} written.{record}") from error
+        middle = time.perf_counter()
+        try:
+            totals = {**collected.totals, **self.updater.update(collected)}
         except NumericsError as error:
+            if self._is_main:
+                self._write_samples(self.train_step + 1, collected, len(collected.batch))
             raise NumericsError(f"{error}{self._dump('numerics', error)}") from error
         metrics = processes.means(self.accelerator, totals)
         seconds = {"rollout_s": middle - start, "update_s": time.perf_counter() - middle, "step_s": time.perf_counter() - start}
@@ -139,8 +151,7 @@ class Trainer:
             self.run_dir.log_metrics(self.train_step, metrics)
             self.run_dir.log_timing(self.train_step, seconds)
             if self._is_due(self.config.metrics.samples_every):
-                limit = self.config.metrics.samples_per_step
-                self.run_dir.write_samples(self.train_step, self.adapter, collected.batch, collected.advantages, limit)
+                self._write_samples(self.train_step, collected, self.config.metrics.samples_per_step)
         if self.config.metrics.trackers:
             self.accelerator.log({**metrics, **seconds}, step=self.train_step)
         self.callbacks.on_step(self.train_step, metrics, seconds)
@@ -148,17 +159,18 @@ class Trainer:
         if self.constant_steps >= self.config.trainer.max_constant_steps:
             self._stop = f"no group carried signal in {self.constant_steps} steps (trainer.max_constant_steps)"
 
-    def _collect(self) -> Any:
-        return collect(
-            self.config,
-            self.adapter,
-            self.policy,
-            self.sampler,
-            self.terms,
-            self.accelerator,
-            train_step=self.train_step + 1,
-            reference_log_probs=self._reference_log_probs if self.reference is not None else None,
-        )
+    def _collect(self) -> Collected:
+        with self.accelerator.autocast():  # in the precision of the update, or the ratio would not start at 1
+            return collect(
+                self.config,
+                self.adapter,
+                self.policy,
+                self.sampler,
+                self.terms,
+                self.accelerator,
+                train_step=self.train_step + 1,
+                reference_log_probs=self._reference_log_probs if self.reference is not None else None,
+            )
 
     @torch.no_grad()
     def _reference_log_probs(self, batch: RolloutBatch) -> Tensor:
@@ -172,23 +184,35 @@ class Trainer:
         return result
 
     def _evaluate(self) -> None:
-        result = evaluate(
-            self.adapter,
-            self.policy,
-            self.adapter.task_source(self.config.evaluation.split),
-            self.terms,
-            self.config.evaluation,
-            accelerator=self.accelerator,
-            on_batch=lambda done, total: self.callbacks.on_progress("evaluate", done, total),
-        )
+        with self.accelerator.autocast():
+            result = evaluate(
+                self.adapter,
+                self.policy,
+                self.adapter.task_source(self.config.evaluation.split),
+                self.terms,
+                self.config.evaluation,
+                accelerator=self.accelerator,
+                on_batch=lambda done, total: self.callbacks.on_progress("evaluate", done, total),
+            )
         if self._is_main:
             self.run_dir.write_evaluation(self.train_step, result)
-        mean = result["overall"]["mean"]
-        if mean is not None and (self.best is None or mean > self.best["mean"]):
-            self.best = {"mean": mean, "checkpoint": checkpoint.step_name(self.train_step)}
+        self.evaluated = {"train_step": self.train_step, "mean": result["overall"]["mean"]}
+        if self._saved_step == self.train_step:  # a signal put this evaluation off until the run was resumed
+            self._note_best()
         self.callbacks.on_evaluation(self.train_step, result)
 
+    def _note_best(self) -> None:
+        """Call before the checkpoint of this step is written, or once it is there and has been evaluated."""
+        if self.evaluated is not None and self.evaluated["train_step"] == self.train_step:
+            mean = self.evaluated["mean"]
+            if mean is not None and (self.best is None or mean > self.best["mean"]):
+                self.best = {"mean": mean, "checkpoint": checkpoint.step_name(self.train_step)}
+
     def _save(self) -> None:
+        """Write a checkpoint of this step, unless there is one."""
+        if self._saved_step == self.train_step:
+            return
+        self._note_best()
         if self._is_main:
             checkpoint.write_checkpoint(
                 self.run_dir.checkpoints,
@@ -199,6 +223,7 @@ class Trainer:
                     "optimizer_step": self.updater.optimizer_step,
                     "tasks_drawn": self.sampler.position,
                     "constant_steps": self.constant_steps,
+                    "evaluated": self.evaluated,
                     "best": self.best,
                     "policy_checksum": checkpoint.policy_checksum(self.policy),
                     "config": self.config.model_dump(mode="json"),
@@ -207,6 +232,7 @@ class Trainer:
             )
             best = frozenset({self.best["checkpoint"]} if self.best else ())
             checkpoint.prune_checkpoints(self.run_dir.checkpoints, keep_last=self.config.checkpoint.keep_last, keep=best)
+        self._saved_step = self.train_step
         self.accelerator.wait_for_everyone()
 
     def _restore(self, directory: Path | None) -> None:
@@ -221,23 +247,51 @@ class Trainer:
         if changed:
             listed = "; ".join(f"{key}: {old!r} -> {new!r}" for key, (old, new) in changed.items())
             raise CheckpointError(f"{directory} is from another config ({listed}); restore it, or choose a new name=...")
-        self.adapter.load_policy(self.policy, snapshot.policy_dir)
+        try:
+            self.adapter.load_policy(self.policy, snapshot.policy_dir)
+        except (RuntimeError, ValueError) as error:  # how torch reports tensors of another shape
+            raise CheckpointError(f"{snapshot.policy_dir}: not this run's policy ({error}).") from error
         if checkpoint.policy_checksum(self.policy) != state["policy_checksum"]:
             raise CheckpointError(f"{snapshot.policy_dir}: the loaded policy differs from the one that was saved.")
         checkpoint.load_optimizer_tensors(self.updater.optimizer, self._parameter_names, snapshot.optimizer, directory)
         self.updater.optimizer_step = state["optimizer_step"]
         self.sampler.position = state["tasks_drawn"]
-        self.train_step, self.constant_steps, self.best = state["train_step"], state["constant_steps"], state["best"]
+        self.train_step, self.constant_steps = state["train_step"], state["constant_steps"]
+        self.evaluated, self.best = state.get("evaluated"), state["best"]
+        if directory.resolve().parent == self.run_dir.checkpoints.resolve():
+            self._saved_step = self.train_step
         if self._is_main:
             self.run_dir.forget_after(self.train_step)
         self.callbacks.on_notice(f"resumed from {directory} at step {self.train_step}.")
 
+    def _write_samples(self, train_step: int, collected: Collected, limit: int) -> None:
+        self.run_dir.write_samples(train_step, self.adapter, collected.batch, collected.advantages, limit)
+
     def _dump(self, kind: str, error: Exception) -> str:
-        record = {"train_step": self.train_step, "tasks_drawn": self.sampler.position, "error": str(error)}
+        """Keep what is known of an error that ends the run; where that is, as a sentence."""
+        if not self._is_main:
+            return ""
+        record = {
+            "train_step": self.train_step,
+            "tasks_drawn": self.sampler.position,
+            "error": str(error),
+            "traceback": "".join(traceback.format_exception(error)).splitlines(),  # with the rollout that a reward stumbled on
+        }
         return f" Details: {self.run_dir.write_failure(kind, record)}"
 
+    def _heard_stop(self) -> str | None:
+        """The reason to stop that any process has, if one has."""
+        return next((stop for stop in processes.gather(self.accelerator, self._stop) if stop), None)
+
+    def _evaluation_is_due(self) -> bool:
+        if self.evaluated is not None and self.evaluated["train_step"] == self.train_step:
+            return False
+        if self.train_step == 0:
+            return self.config.evaluation.at_start
+        return self._is_due(self.config.evaluation.every) or self.train_step == self.config.trainer.num_steps
+
     def _is_due(self, every: int) -> bool:
-        return every > 0 and self.train_step % every == 0
+        return every > 0 and self.train_step > 0 and self.train_step % every == 0
 
     @property
     def _is_main(self) -> bool:
@@ -249,12 +303,15 @@ class Trainer:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT finish the step, write a checkpoint and end the run; a second one ends it at once."""
+        """SIGTERM and SIGINT finish the step, write a checkpoint and end the run; a second SIGINT ends it at once.
+
+        Launchers answer Ctrl-C by sending SIGTERM to processes that have seen the SIGINT already, so that pair is one request.
+        """
 
         def request(number: int, frame: Any) -> None:
-            if self._stop is not None:
+            if number == signal.SIGINT and self._stop == signal.Signals(number).name:
                 raise KeyboardInterrupt
-            self._stop = signal.Signals(number).name
+            self._stop = self._stop or signal.Signals(number).name
 
         try:
             previous = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
@@ -29,6 +30,18 @@ class ForwardModule(nn.Module):
 
     def forward(self, batch: RolloutBatch, needs: frozenset[str]) -> Forward:
         return self.adapter.forward(self.policy, batch, needs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """What one forward and backward pass leaves behind, besides gradients."""
+
+    loss: float
+    """Share of the step's loss."""
+    totals: processes.Totals
+    max_log_ratio: float
+    failed_tasks: list[str]
+    """Ids of the tasks whose loss is not finite."""
 
 
 class Updater:
@@ -78,26 +91,27 @@ class Updater:
         if num_passes == 0:
             self.optimizer_step += 1
             return {"optimizer/learning_rate": (rate, 1.0)}
-        loss, totals, largest = 0.0, {}, 0.0
+        passes = []
         for i in range(num_passes):
-            # A process that has fewer micro-batches joins with a row of weight 0: all must reduce gradients together.
-            chosen = micro_batches[i] if i < len(micro_batches) else torch.zeros(1, dtype=torch.long)
-            share = weights[chosen] if i < len(micro_batches) else torch.zeros_like(weights[chosen])
+            if i < len(micro_batches):
+                chosen, share = rows[micro_batches[i]], weights[micro_batches[i]]
+            else:  # another process has more micro-batches: join with a row of weight 0, since gradients are reduced together
+                chosen, share = torch.zeros(1, dtype=torch.long), weights.new_zeros(1, weights.shape[1])
             final = i + 1 == num_passes
             with nullcontext() if final else accelerator.no_sync(self.model):
-                part, part_totals, part_largest = self._backward(collected, rows[chosen], share)
-            loss, largest = loss + part, max(largest, part_largest)
-            totals = processes.add(totals, part_totals)
-        norm = self._apply_gradients(collected, rows, loss, rate)
-        return totals | {
-            "loss/total": (loss, 1.0 / accelerator.num_processes),  # the processes' parts add up
+                passes.append(self._backward(collected, chosen, share))
+        everyone = [done for part in processes.gather(accelerator, passes) for done in part]
+        loss = sum(done.loss for done in everyone)
+        norm = self._apply_gradients(loss, rate, [task for done in everyone for task in done.failed_tasks])
+        return processes.add(*(done.totals for done in passes)) | {
+            "loss/total": (loss, 1.0),
             "optimizer/gradient_norm": (norm, 1.0),
             "optimizer/learning_rate": (rate, 1.0),
-            "ratio/max_log": (largest, 1.0),
+            "ratio/max_log": (max(done.max_log_ratio for done in everyone), 1.0),
         }
 
-    def _backward(self, collected: Collected, rows: Tensor, weights: Tensor) -> tuple[float, processes.Totals, float]:
-        """One forward and backward pass over ``rows``; its share of the loss, logged totals, and largest log-ratio."""
+    def _backward(self, collected: Collected, rows: Tensor, weights: Tensor) -> Pass:
+        """One forward and backward pass over ``rows``."""
         config = self.config.algorithm
         part = collected.batch.select(rows)
         forward = self.model(part, recipe.forward_needs(config))
@@ -115,17 +129,24 @@ class Updater:
         loss = weighted_sum(result.losses, weights)
         self.accelerator.backward(loss * self.accelerator.num_processes)  # gradients are averaged over processes
         count = float((weights != 0).sum())
-        totals = {name: (float(value), count) for name, value in result.sums.items()}
-        return float(loss.detach()), totals, float(result.max_log_ratio)
+        failed = ~torch.where(weights != 0, result.losses.detach(), 0.0).isfinite().all(dim=1)
+        return Pass(
+            loss=float(loss.detach()),
+            totals={name: (float(value), count) for name, value in result.sums.items()},
+            max_log_ratio=float(result.max_log_ratio),
+            failed_tasks=[part.tasks[row].id for row in failed.nonzero()[:, 0].tolist()],
+        )
 
-    def _apply_gradients(self, collected: Collected, rows: Tensor, loss: float, rate: float) -> float:
+    def _apply_gradients(self, loss: float, rate: float, failed_tasks: list[str]) -> float:
         limit = self.config.optimizer.max_grad_norm or math.inf
         norm = float(self.accelerator.clip_grad_norm_(self.parameters, limit))
-        if not (math.isfinite(norm) and all(math.isfinite(value) for value in processes.gather(self.accelerator, loss))):
-            tasks = sorted({collected.batch.tasks[row].id for row in rows.tolist()})
+        if not (math.isfinite(norm) and math.isfinite(loss)):
+            self.optimizer.zero_grad(set_to_none=True)
+            tasks = sorted(set(failed_tasks))
+            more = f" and {len(tasks) - 8} more" if len(tasks) > 8 else ""
             raise NumericsError(
-                f"loss {loss} with gradient norm {norm} at optimizer step {self.optimizer_step + 1}; first tasks: "
-                f"{', '.join(tasks[:8])}. Weights are unchanged; the last checkpoint stands."
+                f"loss {loss} with gradient norm {norm} at optimizer step {self.optimizer_step + 1}; tasks whose loss is not "
+                f"finite: {', '.join(tasks[:8]) or 'none'}{more}. This step was not taken; the last checkpoint stands."
             )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
