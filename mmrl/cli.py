@@ -16,9 +16,9 @@ from mmrl.errors import ConfigError, MMRLError
 if TYPE_CHECKING:
     from mmrl.config import RunConfig
 
-MODALITIES: dict[str, tuple[str, str]] = {
-    # modality: (config class, adapter builder)
-    "vision": ("vision.config:VisionRunConfig", "vision.adapter:build_adapter"),
+MODALITIES: dict[str, tuple[str, ...]] = {
+    # modality: config class, adapter builder, opener of media for dataset checks (where there are datasets)
+    "vision": ("vision.config:VisionRunConfig", "vision.adapter:build_adapter", "vision.media:open_with_default_limits"),
     "robotics": ("robotics.config:RoboticsRunConfig", "robotics.adapter:build_adapter"),
 }
 
@@ -90,7 +90,11 @@ def build_parser() -> argparse.ArgumentParser:
     data_check.add_argument("--json", action="store_true", help="print the result as JSON")
     data_show = add("show", data_show_command, "print one row as the policy sees it", parent=data_commands, config=False)
     data_show.add_argument("target", metavar="FILE|CONFIG", help="a dataset file, or a run's YAML file")
-    data_show.add_argument("--row", type=int, default=0, help="0-based row (default 0)")
+    data_show.add_argument("--row", type=int, default=1, help="row, counted from 1; for jsonl the line (default 1)")
+    for command in (data_check, data_show):
+        command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for example columns.prompt=question")
+    data_check.add_argument("--modality", choices=[name for name, entry in MODALITIES.items() if len(entry) > 2],
+                            default="vision", help="whose limits and decoders judge the media (default vision)")  # fmt: skip
     return parser
 
 
@@ -218,8 +222,8 @@ def list_command(arguments: argparse.Namespace) -> None:
         for name, preset in PRESETS.items():
             print(f"{name:<10} {preset.summary}{f'  [{preset.paper}]' if preset.paper else ''}")
     elif arguments.what == "policies":
-        for modality, (config_path, _) in MODALITIES.items():
-            policies = getattr(importlib.import_module(config_path.partition(":")[0]), "BUILTIN_POLICIES", {})
+        for modality, entries in MODALITIES.items():
+            policies = getattr(importlib.import_module(entries[0].partition(":")[0]), "BUILTIN_POLICIES", {})
             for name, summary in policies.items():
                 print(f"{name:<18} {modality:<9} {summary}")
     elif arguments.what in PRESETS:
@@ -234,11 +238,42 @@ def list_command(arguments: argparse.Namespace) -> None:
 
 
 def data_check_command(arguments: argparse.Namespace) -> int:
-    raise ConfigError("not yet")
+    from mmrl.data_check import check_dataset, render_check
+
+    console = _console(stderr=arguments.json)
+    reports = []
+    for name, dataset in _datasets(arguments.target, arguments.overrides).items():
+        opener = _load(MODALITIES[arguments.modality][2])
+        report = check_dataset(dataset, base_dir=Path.cwd(), open_media=opener, console=console)
+        reports.append(report)
+        if not arguments.json:
+            console.print(f"{name}: ", end="")
+            console.print(render_check(report))
+    if arguments.json:
+        print(json.dumps([json.loads(report.to_json()) for report in reports], indent=1))
+    return 0 if all(report.ok for report in reports) else 1
 
 
-def data_show_command(arguments: argparse.Namespace) -> int:
-    raise ConfigError("not yet")
+def data_show_command(arguments: argparse.Namespace) -> None:
+    from mmrl.data import read_tasks
+    from mmrl.data_check import describe_task
+
+    dataset = next(iter(_datasets(arguments.target, arguments.overrides).values()))
+    print(describe_task(read_tasks(dataset, base_dir=Path.cwd()).find_row(arguments.row)))
+
+
+def _datasets(target: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The datasets of a config file, or one dataset file read with ``columns.prompt=...`` style overrides."""
+    from mmrl.config import apply_overrides, validate
+    from mmrl.data import DatasetConfig
+
+    if not target.endswith((".yaml", ".yml")):
+        return {target: validate(apply_overrides({"path": target}, overrides), DatasetConfig, target)}
+    tasks = getattr(load_run(Path(target), overrides), "tasks", None)
+    found = {name: value for name, value in tasks or () if isinstance(value, DatasetConfig)}
+    if not found:
+        raise ConfigError(f"{target}: tasks has no dataset to look at; its tasks are made by the program.")
+    return found
 
 
 def _load(path: str) -> Any:
@@ -253,12 +288,12 @@ def _load(path: str) -> Any:
     return getattr(importlib.import_module(module_name), attribute)
 
 
-def _console() -> Any:
+def _console(*, stderr: bool = False) -> Any:
     """A terminal's own width, and enough for the tables in a log file."""
     from rich.console import Console
 
-    console = Console()
-    return console if console.is_terminal else Console(width=128)
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(width=128, stderr=stderr)
 
 
 def _latest_policy(trainer: Any) -> Path:

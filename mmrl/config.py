@@ -264,7 +264,7 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str,
     return tree
 
 
-def validate(tree: Mapping[str, Any], model: type[RunConfig], source: str) -> RunConfig:
+def validate[S: Section](tree: Mapping[str, Any], model: type[S], source: str) -> S:
     """Build the typed config; every problem is reported in one `ConfigError`, unknown keys with the closest known one."""
     try:
         return model.model_validate(tree)

@@ -10,9 +10,10 @@ from pathlib import Path
 from transformers import AutoProcessor
 
 from mmrl.chat import ChatTask
+from mmrl.data import read_tasks
 from mmrl.language import LanguageAdapter
 from mmrl.rewards import TEXT_TERMS
-from vision.config import DigitTasksConfig, VisionRunConfig
+from vision.config import DatasetTasksConfig, VisionRunConfig
 from vision.digits import DigitTasks, tokenizer_corpus
 from vision.frontend import VisionFrontend
 from vision.tiny import build_tiny_qwen25_vl
@@ -50,7 +51,10 @@ def resolve_policy(path: str, *, seed: int) -> str:
 
 def task_sources(config: VisionRunConfig) -> Mapping[str, Callable[[], Sequence[ChatTask]]]:
     """A source per split, made when asked for."""
-    tasks: DigitTasksConfig = config.tasks
+    tasks = config.tasks
+    if isinstance(tasks, DatasetTasksConfig):
+        here = Path.cwd()
+        return {split: partial(read_tasks, getattr(tasks, split), base_dir=here) for split in ("train", "eval")}
     return {
         "train": partial(DigitTasks, tasks.kinds, split="train", num_tasks=tasks.num_tasks, seed=config.seed),
         "eval": partial(DigitTasks, tasks.eval_kinds, split="eval", num_tasks=100_000),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mmrl.config import RunConfig, Section
+from mmrl.data import DatasetConfig
 from mmrl.language_config import LanguagePolicyConfig, LanguageRolloutConfig
 
 BUILTIN_POLICIES = {
@@ -27,10 +28,18 @@ class VisionRolloutConfig(LanguageRolloutConfig):
     """Smaller images are enlarged to this area."""
     max_pixels: int = Field(768 * 28 * 28, gt=0)
     """Larger images are shrunk to this area; 28 x 28 pixels are one visual token of Qwen2.5-VL."""
-    fps: float | None = Field(None, gt=0)
-    """Frames per second sampled from videos, and the rate of videos given as lists of frames."""
-    max_frames: int = Field(64, gt=0)
+    fps: float = Field(2.0, gt=0)
+    """Frames per second sampled from video files."""
+    source_fps: float | None = Field(None, gt=0)
+    """Rate of videos that do not say theirs (lists of frames); without it such a row is refused."""
+    max_frames: int = Field(64, ge=4)
     """Upper bound on the frames of a video."""
+
+    @model_validator(mode="after")
+    def _bounds_are_ordered(self) -> VisionRolloutConfig:
+        if self.min_pixels > self.max_pixels:
+            raise ValueError(f"min_pixels ({self.min_pixels}) must not exceed max_pixels ({self.max_pixels})")
+        return self
 
 
 class DigitTasksConfig(Section):
@@ -45,13 +54,23 @@ class DigitTasksConfig(Section):
     """Different training tasks before they repeat."""
 
 
+class DatasetTasksConfig(Section):
+    """Rows of your own files."""
+
+    name: Literal["dataset"]
+    train: DatasetConfig
+    """Rows to train on."""
+    eval: DatasetConfig
+    """Held-out rows."""
+
+
 class VisionRunConfig(RunConfig):
     """A run that trains a vision-language model."""
 
     modality: Literal["vision"]
     policy: LanguagePolicyConfig
     """Which model, in which precision, and which of its weights train."""
-    tasks: DigitTasksConfig
+    tasks: Annotated[DigitTasksConfig | DatasetTasksConfig, Field(discriminator="name")]
     """Built-in digit questions, or a dataset."""
     rollout: VisionRolloutConfig = VisionRolloutConfig()
     """Sampling, prompt limits and the size of images."""

@@ -298,3 +298,19 @@ def _resize_frames(frames: Tensor, height: int, width: int) -> Tensor:
     from torchvision.transforms.functional import resize
 
     return resize(frames, [height, width], interpolation=InterpolationMode.BICUBIC, antialias=True)
+
+
+def open_with_default_limits(kind: str, ref: Any) -> Image.Image | Video:
+    """Open a medium under the default limits of `vision.config.VisionRolloutConfig`."""
+    from vision.config import VisionRolloutConfig
+
+    limits = VisionRolloutConfig()
+    return open_media(
+        kind,
+        ref,
+        min_pixels=limits.min_pixels,
+        max_pixels=limits.max_pixels,
+        sample_fps=limits.fps,
+        source_fps=limits.source_fps,
+        max_frames=limits.max_frames,
+    )
