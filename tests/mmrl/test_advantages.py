@@ -140,6 +140,12 @@ def test_a_spread_above_the_tolerance_is_a_signal():
     assert not constant_groups(rewards, ids).any()
 
 
+def test_rewards_far_from_zero_keep_their_differences():
+    # Mean 2^24 - 2. Their sum, 50331642, is no float32; rounding it moves the mean by 2/3.
+    rewards, ids = one_group([2.0**24, 2.0**24 - 2, 2.0**24 - 4])
+    assert group_center_advantages(rewards, ids).tolist() == [2.0, 0.0, -2.0]
+
+
 @every_estimator
 def test_a_group_of_one_has_advantage_zero(estimator):
     # Ids 0 and 1 with one rollout each: nothing to compare with, whatever the reward.
@@ -182,10 +188,10 @@ def test_a_group_with_one_reward_or_none_besides_nan_has_advantage_zero(estimato
 
 
 def test_constant_groups_marks_whole_groups_and_ignores_nan():
-    # Group 0 varies (also where its NaN is), group 1 is constant besides its NaN, group 2 is alone, group 3 is all NaN.
-    values = torch.tensor([1.0, 0.0, NAN, 2.0, 2.0, NAN, 3.0, NAN])
-    ids = torch.tensor([0, 0, 0, 1, 1, 1, 2, 3])
-    assert constant_groups(values, ids).tolist() == [False] * 3 + [True] * 5
+    # Group 0 varies (also where its NaN is), 1 and 2 are constant besides their NaN, 3 is alone, 4 is all NaN.
+    values = torch.tensor([1.0, 0.0, NAN, 2.0, 2.0, NAN, -2.0, -2.0, NAN, 3.0, NAN])
+    ids = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 4])
+    assert constant_groups(values, ids).tolist() == [False] * 3 + [True] * 8
 
 
 @every_estimator
