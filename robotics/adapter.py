@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import numpy as np
 import torch
 from lerobot.utils.constants import OBS_ENV_STATE, OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
@@ -41,6 +43,7 @@ class RoboticsAdapter:
 
     def __init__(self, config: RoboticsRunConfig) -> None:
         self.config = config
+        self.max_decisions = -(-config.rollout.max_env_steps // config.rollout.execution_horizon)
         self.family = build_family(config.tasks.family)
         self.goals = config.tasks.goals or self.family.goals
         unknown = [goal for goal in self.goals if goal not in self.family.goals]
@@ -132,7 +135,7 @@ class RoboticsAdapter:
         return Forward(log_probs=log_probs, entropy=spread.new_zeros(here.shape).masked_scatter(here, spread))
 
     def describe(self, batch: RolloutBatch, row: int) -> Sample:
-        """The instruction, a line per decision, and the last frame (``rollout.media``)."""
+        """The instruction, a line per decision, and the first and last frame (``rollout.media``)."""
         task, episode = batch.tasks[row], batch.outcomes[row]
         lines, step = [], 0
         for decision, count in enumerate(episode.executed[episode.executed > 0]):
@@ -143,8 +146,8 @@ class RoboticsAdapter:
         frames = ()
         if self.config.rollout.media:
             frames = (
-                self._frame(episode, episode.initial_state, f"start: {task.instruction}"),
-                self._frame(episode, episode.final_state, f"{episode.stop_reason}, {100 * episode.distances[-1]:.1f} cm left"),
+                self._frame(episode.initial_state, f"start: {task.instruction}"),
+                self._frame(episode.final_state, f"{episode.stop_reason}, {100 * episode.distances[-1]:.1f} cm left"),
             )
         reference = f"{task.goal} (success within {100 * episode.tolerance:.0f} cm)"
         return Sample(prompt=task.instruction, completion="\n".join(lines), reference=reference, media=frames)
@@ -163,9 +166,7 @@ class RoboticsAdapter:
         return physics
 
     def _recorder(self, policy: GaussianChunkPolicy, rows: Sequence[RobotTask]) -> Recorder:
-        section = self.config.rollout
-        num_decisions = -(-section.max_env_steps // section.execution_horizon)
-        return Recorder(policy, self.preprocessor, [task.instruction for task in rows], num_decisions)
+        return Recorder(policy, self.preprocessor, [task.instruction for task in rows], self.max_decisions)
 
     def _run(self, physics: ArmPhysics, rows: Sequence[RobotTask], decide: Decide) -> list[Episode]:
         section = self.config.rollout
@@ -178,13 +179,15 @@ class RoboticsAdapter:
         self, rows: tuple[RobotTask, ...], group_size: int, seeds: Tensor, episodes: list[Episode], log_probs: Tensor,
         inputs: EpisodeInputs,
     ) -> RolloutBatch:  # fmt: skip
+        mask = inputs.executed > 0
+        width = int(mask.sum(dim=1).max())  # decisions of the longest episode
         return RolloutBatch(
             tasks=rows,
             group_ids=torch.arange(len(rows)) // group_size,
             seeds=seeds,
             outcomes=tuple(episodes),
-            old_log_probs=log_probs,
-            loss_mask=inputs.executed > 0,
+            old_log_probs=log_probs[:, :width],
+            loss_mask=mask[:, :width],
             stop_reasons=tuple(episode.stop_reason for episode in episodes),
             inputs=inputs,
         )
@@ -193,7 +196,7 @@ class RoboticsAdapter:
         threads = min(self.config.rollout.num_threads, num_sims)
         return ArmPhysics(sim_asset(self.family.scene), num_sims=num_sims, num_threads=threads)
 
-    def _frame(self, episode: Episode, state: Tensor, caption: str) -> Media:
+    def _frame(self, state: NDArray[np.float64], caption: str) -> Media:
         self._shown.restore(state[None])
         png = io.BytesIO()
         Image.fromarray(self._renderer.render()).save(png, "PNG")

@@ -80,7 +80,7 @@ class RolloutSection(Section):
     num_threads: int = Field(2, gt=0)
     """Simulation threads; results do not depend on it."""
     media: bool = True
-    """Draw the last frame of episodes that are shown; needs OpenGL."""
+    """Draw the first and last frame of episodes that are shown; needs OpenGL."""
     image_size: int = Field(256, gt=0, le=640)
     """Width and height of drawn frames, pixels."""
 
