@@ -18,25 +18,23 @@ def load(*overrides):
 def test_the_reach_run_validates_and_holds_out_its_evaluation_layouts():
     config = load()
     train, held_out = config.tasks.train, config.tasks.eval
-    assert not set(range(train.first, train.first + train.count)) & set(
-        range(held_out.first, held_out.first + held_out.count)
-    )
+    assert not set(range(train.first, train.first + train.count)) & set(range(held_out.first, held_out.first + held_out.count))
     assert config.evaluation.metric == "success" and config.evaluation.num_tasks >= 100
 
 
 def test_overlapping_seed_ranges_are_refused_with_both_ranges():
-    with pytest.raises(ConfigError, match="tasks.train covers seeds 0 to 4095 and tasks.eval 4000 to 4499"):
+    with pytest.raises(ConfigError, match=r"tasks\.train covers seeds 0 to 4095 and tasks\.eval 4000 to 4499"):
         load("tasks.eval.first=4000")
     load("tasks.eval.first=4096")
 
 
 def test_executing_more_than_a_chunk_is_refused():
-    with pytest.raises(ConfigError, match="rollout.execution_horizon is 5, more than policy.chunk_size"):
+    with pytest.raises(ConfigError, match=r"rollout\.execution_horizon is 5, more than policy\.chunk_size"):
         load("rollout.execution_horizon=5")
 
 
 def test_noise_outside_its_bounds_is_refused():
-    with pytest.raises(ConfigError, match="policy.initial_std is 2.0; expected min_std"):
+    with pytest.raises(ConfigError, match=r"policy\.initial_std is 2\.0; expected min_std"):
         load("policy.initial_std=2.0")
 
 

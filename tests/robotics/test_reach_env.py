@@ -79,7 +79,7 @@ def test_the_expert_reaches_every_goal_and_earns_full_reward():
 
 def test_the_same_motion_fails_when_the_instruction_names_another_colour():
     env = ArmEnv()
-    reward, terminated, truncated, info = expert_episode(env, 11, goal="red", told="blue", steps=60)
+    _, terminated, truncated, info = expert_episode(env, 11, goal="red", told="blue", steps=60)
     assert truncated and not terminated and not info["is_success"] and info["stop_reason"] == "timeout"
     assert env.task_description.split().count("blue") == 1
 

@@ -73,7 +73,7 @@ def test_a_command_that_is_not_finite_ends_only_its_own_episode(reach):
 
 
 def test_a_simulation_that_blows_up_ends_only_its_own_episode_and_keeps_its_last_sound_state(reach):
-    physics, goals, states = start(reach)
+    physics, goals, _ = start(reach)
     physics.push(1, "hand", np.array([1e30, 0.0, 0.0]))
     before = physics.states()[1]
     expert = ReachExpert(physics, reach, goals, chunk_size=4)

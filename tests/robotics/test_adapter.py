@@ -1,0 +1,169 @@
+import numpy as np
+import pytest
+import torch
+
+from mmrl.adapter import Adapter
+from mmrl.advantages import group_std_advantages
+from mmrl.errors import AdapterError, DataError
+from mmrl.losses import aggregation_weights, clipped_surrogate, log_ratio, weighted_sum
+from mmrl.sampling import rollout_seeds
+from mmrl.testing import check_adapter
+from mmrl.types import RolloutBatch
+
+
+def first(adapter, count, split="train"):
+    source = adapter.task_source(split)
+    return [source[i] for i in range(count)]
+
+
+def rollout(adapter, policy, *, num_tasks=3, group_size=4, seed=0, **kwargs):
+    seeds = rollout_seeds(seed, 0, 0, num_tasks * group_size)
+    return adapter.rollout(policy, first(adapter, num_tasks), group_size=group_size, seeds=seeds, **kwargs)
+
+
+def assert_equal_rows(left, right):
+    for one, two in zip(left.outcomes, right.outcomes):
+        np.testing.assert_array_equal(one.distances, two.distances)
+        np.testing.assert_array_equal(one.commands, two.commands)
+        np.testing.assert_array_equal(one.final_state, two.final_state)
+    assert torch.equal(left.old_log_probs, right.old_log_probs)
+    assert left.stop_reasons == right.stop_reasons
+
+
+def test_the_adapter_keeps_the_cores_contract(adapter):
+    assert isinstance(adapter, Adapter)
+    check_adapter(adapter, tolerance=1e-5)
+
+
+def test_forward_on_a_fresh_rollout_equals_what_was_recorded_to_1e_5(adapter):
+    policy = adapter.build_policy()
+    batch = rollout(adapter, policy)
+    forward = adapter.forward(policy, batch, frozenset({"entropy"}))
+    torch.testing.assert_close(forward.log_probs, batch.old_log_probs, atol=1e-5, rtol=0)
+    # 4 motions of 6 joints with standard deviation 1/2: 24 * (log(1/2) + log(2 pi e) / 2) = 17.419 nats.
+    assert forward.entropy[0, 0].item() == pytest.approx(17.419, abs=1e-3)
+
+
+def test_rollouts_are_bit_equal_in_any_batch_and_at_any_thread_count(adapter, make_adapter):
+    policy = adapter.build_policy()
+    tasks, seeds = first(adapter, 9), rollout_seeds(3, 0, 0, 36)
+    whole = adapter.rollout(policy, tasks, group_size=4, seeds=seeds)
+    for size in (1, 4):
+        parts = [
+            adapter.rollout(policy, tasks[i : i + size], group_size=4, seeds=seeds[4 * i : 4 * (i + size)])
+            for i in range(0, 9, size)
+        ]
+        joined = RolloutBatch.concat(parts)
+        assert_equal_rows(whole, joined)
+    one_thread = make_adapter("rollout.num_threads=1")
+    assert_equal_rows(whole, one_thread.rollout(policy, tasks, group_size=4, seeds=seeds))
+
+
+def test_a_group_shares_instruction_and_start_and_its_noise_differs(adapter):
+    batch = rollout(adapter, adapter.build_policy(), num_tasks=2, group_size=3)
+    for group in range(2):
+        rows = range(3 * group, 3 * group + 3)
+        assert len({batch.tasks[row].instruction for row in rows}) == 1
+        states = [batch.outcomes[row].initial_state for row in rows]
+        assert all(np.array_equal(states[0], state) for state in states)
+        assert len({batch.outcomes[row].distances[-1] for row in rows}) == 3
+
+
+def test_the_environment_of_a_task_starts_as_its_rollout_does(adapter):
+    from robotics.envs.gym_env import ArmEnv
+
+    task = first(adapter, 1, "eval")[0]
+    env = ArmEnv()
+    env.reset(seed=task.seed, options={"goal": task.goal})
+    batch = adapter.rollout(adapter.build_policy(), [task], group_size=1, seeds=torch.zeros(1, dtype=torch.int64), greedy=True)
+    np.testing.assert_array_equal(env.physics.states()[0], batch.outcomes[0].initial_state)
+    assert env.task_description == task.instruction
+
+
+def test_splits_do_not_share_layouts_and_the_new_words_split_asks_differently(adapter):
+    train, held_out, new_words = (adapter.task_source(split) for split in ("train", "eval", "eval_new_words"))
+    assert not {task.seed for task in train} & {task.seed for task in held_out}
+    assert [(a.seed, a.goal) for a in held_out] == [(b.seed, b.goal) for b in new_words]
+    assert not {task.instruction for task in train} & {task.instruction for task in new_words}
+    assert [task.goal for task in first(adapter, 4)] == ["red", "green", "blue", "yellow"]
+    assert train[0].domain == "reach-red" and train[-1] == train[len(train) - 1]
+    with pytest.raises(DataError, match="split 'test' is not known; expected one of: train, eval, eval_new_words"):
+        adapter.task_source("test")
+
+
+def test_goals_can_be_restricted_and_unknown_ones_are_refused(make_adapter):
+    some = make_adapter("tasks.goals=[blue]")
+    assert {task.goal for task in first(some, 5)} == {"blue"}
+    with pytest.raises(DataError, match=r"tasks.goals names purple, which reach does not have"):
+        make_adapter("tasks.goals=[purple]")
+
+
+def test_a_policy_that_outputs_nan_ends_those_episodes_without_any_decision(adapter):
+    policy = adapter.build_policy()
+    with torch.no_grad():
+        policy.words.weight[policy.config.vocabulary.index("green") + 1] = torch.nan
+    batch = rollout(adapter, policy, num_tasks=3, group_size=2)
+    assert batch.stop_reasons[2:4] == ("diverged", "diverged")
+    assert not batch.loss_mask[2:4].any() and batch.loss_mask[[0, 1, 4, 5]].any(dim=1).all()
+    assert (batch.old_log_probs[2:4] == 0).all()
+    assert adapter.reward_terms["progress"](batch.tasks[2], batch.outcomes[2]) == 0.0
+    rest = batch.select(torch.tensor([0, 1, 4, 5]))
+    clean = rollout(adapter, adapter.build_policy(), num_tasks=3, group_size=2).select(torch.tensor([0, 1, 4, 5]))
+    assert_equal_rows(rest, clean)
+
+
+def test_demonstrations_succeed_and_the_policy_can_express_them(adapter):
+    policy = adapter.build_policy()
+    batch = adapter.demonstrate(policy, first(adapter, 8, "eval"))
+    assert set(batch.stop_reasons) == {"success"} and (batch.old_log_probs == 0).all()
+    assert batch.inputs.motions.abs().max() <= 1.0
+    assert adapter.forward(policy, batch).log_probs[batch.loss_mask].isfinite().all()
+    success = [adapter.reward_terms["success"](task, outcome) for task, outcome in zip(batch.tasks, batch.outcomes)]
+    assert success == [1.0] * 8
+
+
+def test_describe_shows_instruction_decisions_goal_and_two_frames(adapter):
+    batch = rollout(adapter, adapter.build_policy(), num_tasks=1, group_size=2)
+    sample = adapter.describe(batch, 1)
+    assert sample.prompt == batch.tasks[1].instruction and sample.reference.startswith("red")
+    assert len(sample.completion.splitlines()) == int(batch.num_decisions[1]) + 1
+    assert [media.data[:4] for media in sample.media] == [b"\x89PNG"] * 2
+    assert sample.media[0].data != sample.media[1].data
+    other = adapter.describe(batch, 0)
+    assert other.media[0].data == sample.media[0].data and other.media[1].data != sample.media[1].data
+
+
+def test_wrong_requests_are_refused(adapter):
+    policy = adapter.build_policy()
+    batch = rollout(adapter, policy, num_tasks=1, group_size=2)
+    with pytest.raises(AdapterError, match="attention asked for; the robot adapter offers only: entropy"):
+        adapter.forward(policy, batch, frozenset({"attention"}))
+    with pytest.raises(AdapterError, match=r"seeds has shape \(3,\); expected \[P \* group_size\] = \[4\]"):
+        adapter.rollout(policy, first(adapter, 2), group_size=2, seeds=torch.arange(3))
+
+
+def test_a_few_updates_towards_one_goal_bring_the_gripper_much_closer(make_adapter):
+    adapter = make_adapter("tasks.goals=[green]")
+    policy, source = adapter.build_policy(), adapter.task_source("train")
+
+    def mean_distance():
+        batch = adapter.rollout(policy, first(adapter, 40, "eval"), group_size=1, seeds=torch.arange(40), greedy=True)
+        return np.mean([episode.distances[-1] for episode in batch.outcomes])
+
+    before = mean_distance()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3, weight_decay=0.0)
+    for step in range(12):
+        tasks = [source[16 * step + i] for i in range(16)]
+        batch = adapter.rollout(policy, tasks, group_size=8, seeds=rollout_seeds(0, step, 0, 128))
+        scores = [adapter.reward_terms["closeness"](t, o) + adapter.reward_terms["progress"](t, o)
+                  for t, o in zip(batch.tasks, batch.outcomes)]  # fmt: skip
+        advantages = group_std_advantages(torch.tensor(scores), batch.group_ids)
+        for _ in range(8):
+            ratios = log_ratio(adapter.forward(policy, batch).log_probs, batch.old_log_probs, batch.loss_mask)
+            losses = clipped_surrogate(ratios, advantages, clip_low=0.2, clip_high=0.2)
+            weights = aggregation_weights(batch.loss_mask, "sequence_mean", num_decisions=0, num_rows=128)
+            optimizer.zero_grad()
+            weighted_sum(losses, weights).backward()
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            optimizer.step()
+    assert mean_distance() < 0.6 * before
