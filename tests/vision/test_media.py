@@ -149,7 +149,11 @@ def test_an_aspect_ratio_over_200_is_refused(size, fits):
 
 
 def damaged_files():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    photo = encoded(Image.fromarray(noise(64, 64)), format="WEBP", exif=exif)
     return {
+        "exif.webp": (photo.replace(b"II*\0", b"XX*\0").replace(b"MM\0*", b"XX\0*"), "damaged image", "not a TIFF file"),
         "cut.jpg": (encoded(Image.fromarray(noise(64, 64)), format="JPEG")[:-117], "damaged image", "image file is truncated"),
         "cut.png": (encoded(Image.fromarray(noise(64, 64)), format="PNG")[:-117], "damaged image", "truncated"),
         "page.png": (b"<!DOCTYPE html><html></html>", "not an image", "no decoder knows these bytes, which start with b'<!DOC"),
@@ -215,10 +219,11 @@ def test_a_check_reports_every_damaged_file_of_a_dataset(tmp_path):
     assert [(problem.row, problem.field, problem.reason) for problem in report.problems] == [
         (2, "images[1]", "damaged image"),
         (3, "images[1]", "damaged image"),
-        (4, "images[1]", "not an image"),
-        (5, "images[1]", "empty file"),
-        (6, "images[1]", "aspect ratio over 200"),
-        (7, "images[1]", "missing file"),
+        (4, "images[1]", "damaged image"),
+        (5, "images[1]", "not an image"),
+        (6, "images[1]", "empty file"),
+        (7, "images[1]", "aspect ratio over 200"),
+        (8, "images[1]", "missing file"),
     ]
 
 
