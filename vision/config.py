@@ -16,7 +16,7 @@ BUILTIN_POLICIES = {
 }
 
 DigitKind = Literal[
-    "read", "read_first", "read_second", "choose_parity", "choose_yes_no", "choose_number", "choose_digit",
+    "read", "read_first", "read_second", "choose_word", "choose_number", "choose_digit",
     "parity", "above_four", "larger", "sum",
 ]  # fmt: skip
 

@@ -30,49 +30,52 @@ MARGIN = 1
 class Kind:
     """A family of questions."""
 
-    num_digits: int
+    num_digits: tuple[int, ...]
+    """How many images a question may show."""
     ask: Callable[[np.random.Generator], str]
-    answer: Callable[[Sequence[int]], str]
-    demonstrated: bool
-    choices: Callable[[Sequence[int]], Sequence[str]] | None = None
-    """Answers that a demonstration picks from, when none of them is the right one."""
+    answer: Callable[[Sequence[int]], str] = lambda digits: ""
+    """The right answer; empty when there is none."""
+    demonstrated: bool = False
+    choices: Callable[[Sequence[int], str], Sequence[str]] | None = None
+    """From digits and question, the answers that a demonstration picks from at random, when none of them is right."""
 
 
 def _one_of(*texts: str) -> Callable[[np.random.Generator], str]:
     return lambda rng: texts[rng.integers(len(texts))]
 
 
-def _choose(offer: str, choices: Sequence[str], num_digits: int) -> Kind:
-    return Kind(
-        num_digits=num_digits, ask=_one_of(f"Choose {offer}."), answer=lambda digits: "", demonstrated=True,
-        choices=lambda digits: choices,
-    )  # fmt: skip
-
-
 NUMBERS = tuple(str(n) for n in range(19))
+PAIRS = ("even or odd", "yes or no", "hot or cold", "red or green", "old or new")
+_QUALITIES = ("nice", "warm", "blue", "good", "soft")
+
+# Frames in which an offer is made. Put together they resemble the rewarded questions; none of them is one.
+_WORD_OFFERS = (
+    *(f"Choose {pair}." for pair in PAIRS),
+    *(f"Is it {pair}?" for pair in PAIRS[1:]),
+    *(f"Is it {quality}, {pair}?" for quality in _QUALITIES for pair in PAIRS),
+)
+_NUMBER_OFFERS = (
+    "Choose a number from 0 to 18.", "Which number from 0 to 18?", *(f"Which number from 0 to 18 is {q}?" for q in _QUALITIES),
+)  # fmt: skip
+_DIGIT_OFFERS = ("Choose one digit.", "Which digit?", *(f"Which digit is {quality}?" for quality in _QUALITIES))
+
+
+def _offered_pair(digits: Sequence[int], question: str) -> Sequence[str]:
+    return next(pair for pair in PAIRS if pair in question).split(" or ")
+
 
 KINDS: Mapping[str, Kind] = {
-    "read": Kind(num_digits=1, ask=_one_of("Which digit is it?"), answer=lambda d: str(d[0]), demonstrated=True),
-    "read_first": Kind(num_digits=2, ask=_one_of("Which digit is first?"), answer=lambda d: str(d[0]), demonstrated=True),
-    "read_second": Kind(num_digits=2, ask=_one_of("Which digit is second?"), answer=lambda d: str(d[1]), demonstrated=True),
-    "choose_parity": _choose("even or odd", ("even", "odd"), 1),
-    "choose_yes_no": _choose("yes or no", ("yes", "no"), 1),
-    "choose_number": _choose("a number from 0 to 18", NUMBERS, 2),
-    "choose_digit": Kind(
-        num_digits=2, ask=_one_of("Choose one digit."), answer=lambda d: "", demonstrated=True,
-        choices=lambda d: [str(d[0]), str(d[1])],
-    ),
-    "parity": Kind(
-        num_digits=1, ask=_one_of("Is it even or odd?"), answer=lambda d: ("even", "odd")[d[0] % 2], demonstrated=False
-    ),
-    "above_four": Kind(
-        num_digits=1, ask=_one_of("Is it above four, yes or no?"), answer=lambda d: ("no", "yes")[d[0] > 4], demonstrated=False
-    ),
-    "larger": Kind(num_digits=2, ask=_one_of("Which digit is larger?"), answer=lambda d: str(max(d)), demonstrated=False),
-    "sum": Kind(
-        num_digits=2, ask=_one_of("Which number from 0 to 18 is the sum?"), answer=lambda d: str(sum(d)), demonstrated=False
-    ),
-}  # fmt: skip
+    "read": Kind(num_digits=(1,), ask=_one_of("Which digit is it?"), answer=lambda d: str(d[0]), demonstrated=True),
+    "read_first": Kind(num_digits=(2,), ask=_one_of("Which digit is first?"), answer=lambda d: str(d[0]), demonstrated=True),
+    "read_second": Kind(num_digits=(2,), ask=_one_of("Which digit is second?"), answer=lambda d: str(d[1]), demonstrated=True),
+    "choose_word": Kind(num_digits=(1, 2), ask=_one_of(*_WORD_OFFERS), demonstrated=True, choices=_offered_pair),
+    "choose_number": Kind(num_digits=(1, 2), ask=_one_of(*_NUMBER_OFFERS), demonstrated=True, choices=lambda d, q: NUMBERS),
+    "choose_digit": Kind(num_digits=(2,), ask=_one_of(*_DIGIT_OFFERS), demonstrated=True, choices=lambda d, q: [*map(str, d)]),
+    "parity": Kind(num_digits=(1,), ask=_one_of("Is it even or odd?"), answer=lambda d: ("even", "odd")[d[0] % 2]),
+    "above_four": Kind(num_digits=(1,), ask=_one_of("Is it above four, yes or no?"), answer=lambda d: ("no", "yes")[d[0] > 4]),
+    "larger": Kind(num_digits=(2,), ask=_one_of("Which digit is larger?"), answer=lambda d: str(max(d))),
+    "sum": Kind(num_digits=(2,), ask=_one_of("Which number from 0 to 18 is the sum?"), answer=lambda d: str(sum(d))),
+}
 
 
 class DigitTasks(Sequence[ChatTask]):
@@ -91,15 +94,17 @@ class DigitTasks(Sequence[ChatTask]):
         name = self.kinds[index % len(self.kinds)]
         kind = KINDS[name]
         rng = np.random.default_rng((self.seed, self.split == "train", index))
-        scans = rng.choice(len(self.labels), size=kind.num_digits, replace=False)
+        count = int(rng.choice(kind.num_digits))
+        scans = rng.choice(len(self.labels), size=count, replace=False)
         while name == "larger" and self.labels[scans[0]] == self.labels[scans[1]]:
-            scans = rng.choice(len(self.labels), size=2, replace=False)
+            scans = rng.choice(len(self.labels), size=count, replace=False)
         digits = [int(self.labels[scan]) for scan in scans]
         images = [render(self.images[scan], rng if self.split == "train" else None) for scan in scans]
-        options = kind.choices(digits) if kind.choices else [kind.answer(digits)]
+        question = kind.ask(rng)
+        options = kind.choices(digits, question) if kind.choices else [kind.answer(digits)]
         said = options[rng.integers(len(options))]
         seen = " ".join(map(str, digits))
-        parts = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": kind.ask(rng)}]
+        parts = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": question}]
         return ChatTask(
             id=f"{self.split}/{name}/{index}",
             domain=name,
@@ -136,8 +141,8 @@ def render(scan: np.ndarray, rng: np.random.Generator | None) -> Image.Image:
 def tokenizer_corpus() -> list[str]:
     """Texts that the tiny model's tokenizer is trained on: every question, and the words of every answer."""
     rng = np.random.default_rng(0)
-    questions = [f"user\n{kind.ask(rng)}\nassistant\n" for kind in KINDS.values() for _ in range(4)]
-    return questions + ["even", "odd", "yes", "no"] * 4
+    questions = [f"user\n{kind.ask(rng)}\nassistant\n" for kind in KINDS.values() for _ in range(200)]
+    return [*questions, *(word for pair in PAIRS for word in pair.split(" or ") for _ in range(8))]
 
 
 @cache

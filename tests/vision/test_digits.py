@@ -52,7 +52,7 @@ def test_answers_follow_from_the_digits(name):
     for index in range(60):
         task = source[index]
         digits = task.columns["digits"]
-        assert len(list(media_parts(task))) == len(digits) == KINDS[name].num_digits
+        assert len(list(media_parts(task))) == len(digits) and len(digits) in KINDS[name].num_digits
         if name in expected:
             assert task.answer == str(expected[name](digits))
         else:
@@ -62,8 +62,9 @@ def test_answers_follow_from_the_digits(name):
 
 
 def test_undemonstrated_kinds_have_no_demonstration_and_their_questions_are_never_demonstrated():
-    demonstrated = {part["text"] for i in range(500) if (task := tasks()[i]).demonstration
-                    for message in task.messages for part in message["content"] if part["type"] == "text"}  # fmt: skip
+    source = tasks(num_tasks=3000, kinds=[name for name in ALL if KINDS[name].demonstrated])
+    demonstrated = {source[index].messages[0]["content"][-1]["text"] for index in range(3000)}
+    assert len(demonstrated) > 40
     for name in ("parity", "above_four", "larger", "sum"):
         for index in range(20):
             task = tasks(kinds=[name])[index]
@@ -72,14 +73,16 @@ def test_undemonstrated_kinds_have_no_demonstration_and_their_questions_are_neve
 
 
 def test_a_demonstrated_choice_says_nothing_about_the_digit():
-    # Over 400 demonstrations the offered word agrees with the true parity about half of the time (binomial sd 2.5 points).
-    source = tasks(kinds=["choose_parity"])
-    agree = 0
-    for index in range(400):
+    # Where even and odd are offered, the answer agrees with the true parity about half of the time (sd below 4 points).
+    source = tasks(kinds=["choose_word"], num_tasks=1500)
+    agree = []
+    for index in range(1500):
         task = source[index]
         word = task.demonstration.split("<answer>")[1].split("</answer>")[0]
-        agree += word == ("even", "odd")[task.columns["digits"][0] % 2]
-    assert 0.4 < agree / 400 < 0.6
+        assert word in task.messages[0]["content"][-1]["text"]  # one of the words on offer
+        if word in ("even", "odd"):
+            agree.append(word == ("even", "odd")[task.columns["digits"][0] % 2])
+    assert len(agree) > 150 and 0.35 < sum(agree) / len(agree) < 0.65
 
 
 def test_gold_answers_earn_the_reward_and_wrong_ones_do_not():
@@ -108,5 +111,5 @@ def test_an_index_past_the_end_is_refused():
 
 def test_the_tokenizer_corpus_holds_every_question():
     text = "\n".join(tokenizer_corpus())
-    for index in range(len(ALL)):
-        assert tasks()[index].messages[0]["content"][-1]["text"] in text
+    source = tasks()
+    assert all(source[index].messages[0]["content"][-1]["text"] in text for index in range(500))

@@ -183,7 +183,10 @@ def test_an_image_that_would_fill_the_memory_is_refused(monkeypatch):
         open_image(encoded(Image.new("RGB", (10, 10)), format="PNG"))
 
 
-FORMATS = [encoded(Image.fromarray(noise(12, 12)), format=format) for format in ("PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP")]
+PHOTO = Image.fromarray(noise(12, 12))
+PHOTO.getexif()[0x0112] = 6
+FORMATS = [encoded(PHOTO, format=name, exif=PHOTO.getexif()) for name in ("PNG", "JPEG", "WEBP", "TIFF")]
+FORMATS += [encoded(PHOTO, format=name) for name in ("GIF", "BMP")]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
