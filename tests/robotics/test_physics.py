@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import mujoco
 import numpy as np
 import pytest
 
@@ -57,6 +58,15 @@ def test_placing_and_resetting_clear_pushes_commands_and_warm_starts():
     np.testing.assert_array_equal(used.states(), defaults)
 
 
+def test_a_placed_arm_is_commanded_to_stay_where_it_is():
+    physics, joints = ArmPhysics(SCENE), np.array([5.0, -20.0, 20.0, 30.0, 0.0, 20.0])
+    physics.place(0, joints=joints, targets={})
+    data = mujoco.MjData(physics.model)
+    physics.copy_to(0, data)
+    np.testing.assert_array_equal(data.ctrl, data.qpos)
+    np.testing.assert_allclose(physics.joint_positions()[0], joints)
+
+
 def test_a_push_moves_the_arm_and_lasts_until_it_is_replaced():
     pushed, free = ArmPhysics(SCENE), ArmPhysics(SCENE)
     hold = pushed.joint_positions()[None, 0]
@@ -81,6 +91,8 @@ def test_a_diverged_simulation_is_reported_every_time_and_leaves_the_others_alon
         np.testing.assert_array_equal(broken.states()[1], before)
         assert sound.advance(command, rows).all()
     np.testing.assert_array_equal(broken.states()[[0, 2]], sound.states()[[0, 2]])
+    broken.push(1, "hand", np.zeros(3))
+    assert broken.advance(sequence[-1], rows).all()  # and it is not held against it afterwards
     assert not (Path(tmp_path) / "MUJOCO_LOG.TXT").exists()
 
 

@@ -40,6 +40,19 @@ def test_the_expert_succeeds_and_its_episode_ends_in_the_middle_of_a_chunk(reach
     assert full.tolist() == list(range(len(full))) and last <= len(full)
 
 
+def test_episodes_that_end_at_different_times_in_a_chunk_do_not_mix_up_their_commands(reach):
+    together, goals, states = start(reach)
+    chunk = {"max_env_steps": 50, "execution_horizon": 10}
+    episodes = run_episodes(together, reach, goals, ReachExpert(together, reach, goals, chunk_size=10), **chunk)
+    assert len({len(episode.commands) for episode in episodes}) > 1
+    for row, goal in enumerate(goals):
+        alone = ArmPhysics(sim_asset(reach.scene))
+        alone.restore(states[row : row + 1])
+        (episode,) = run_episodes(alone, reach, [goal], ReachExpert(alone, reach, [goal], chunk_size=10), **chunk)
+        np.testing.assert_array_equal(episode.commands, episodes[row].commands)
+        np.testing.assert_array_equal(episode.distances, episodes[row].distances)
+
+
 def test_the_time_limit_cuts_the_last_chunk(reach):
     physics, goals, _ = start(reach, num_layouts=1)
 
