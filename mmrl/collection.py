@@ -97,9 +97,7 @@ def _roll_out_and_score(
         scored, failure = score(batch, terms), None
     except RewardError as error:
         scored, failure = batch, error
-    failures = [error for error in processes.gather(accelerator, failure) if error is not None]
-    if failures:  # on every process, so that none waits for another
-        raise failures[0]
+    processes.raise_together(accelerator, failure)
     return scored
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from mmrl import processes
 from mmrl.adapter import Adapter
 from mmrl.config import EvaluationConfig
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, RewardError
 from mmrl.rewards import WeightedTerm, score
 from mmrl.sampling import rollout_seeds
 from mmrl.statistics import difference_interval, mean_interval, wilson_interval
@@ -40,14 +40,19 @@ def evaluate(
     total = min(config.num_tasks, len(source))
     mine = range(rank, total, world_size)
     values: list[tuple[str, float]] = []
+    failure: RewardError | None = None
     for start in range(0, len(mine), config.batch_size):
         tasks = [source[index] for index in mine[start : start + config.batch_size]]
         batch = adapter.rollout(policy, tasks, group_size=1, seeds=rollout_seeds(0, start, rank, len(tasks)), greedy=True)
-        scored = score(batch, {config.metric: terms[config.metric]})
+        try:
+            scored = score(batch, {config.metric: terms[config.metric]})
+        except RewardError as error:
+            failure = error
+            break
         values += zip((task.domain for task in tasks), scored.reward_terms[config.metric].tolist())
         on_batch(min(start + config.batch_size, len(mine)), len(mine))
-    if accelerator is not None:
-        values = [entry for part in processes.gather(accelerator, values) for entry in part]
+    processes.raise_together(accelerator, failure)
+    values = [entry for part in processes.gather(accelerator, values) for entry in part]
     known = [(domain, value) for domain, value in values if not math.isnan(value)]
     domains = sorted({domain for domain, _ in known})
     return {

@@ -1,4 +1,4 @@
-"""Agreement between the processes of a run. With one process every function returns its argument at once."""
+"""Agreement between the processes of a run. With one process, or no accelerator, every function answers at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ Totals = Mapping[str, tuple[float, float]]
 """Logged quantities as ``(sum, count)``, so that they can be averaged over processes of unequal size."""
 
 
-def gather(accelerator: Accelerator, value: Any) -> list[Any]:
+def gather(accelerator: Accelerator | None, value: Any) -> list[Any]:
     """One entry per process, in order of rank."""
-    return gather_object([value]) if accelerator.num_processes > 1 else [value]
+    return gather_object([value]) if accelerator is not None and accelerator.num_processes > 1 else [value]
+
+
+def raise_together(accelerator: Accelerator | None, failure: Exception | None) -> None:
+    """Raise the first failure of any process on every process, so that none waits for another."""
+    for error in gather(accelerator, failure):
+        if error is not None:
+            raise error
 
 
 def add(*totals: Totals) -> dict[str, tuple[float, float]]:

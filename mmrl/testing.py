@@ -32,9 +32,7 @@ def check_adapter(adapter: Adapter, *, num_tasks: int = 3, group_size: int = 4, 
     """
     policy = adapter.build_policy()
     _require(not policy.training, "build_policy returns a policy in eval mode, so that dropout does not bias the ratio")
-    _require(
-        policy_checksum(policy) == policy_checksum(adapter.build_policy()), "build_policy is deterministic for a config"
-    )
+    _require(policy_checksum(policy) == policy_checksum(adapter.build_policy()), "build_policy is deterministic for a config")
     source = adapter.task_source("train")
     _require(len(source) > 0, "the train split has tasks")
     tasks = [source[index % len(source)] for index in range(num_tasks)]
@@ -54,9 +52,9 @@ def check_adapter(adapter: Adapter, *, num_tasks: int = 3, group_size: int = 4, 
     _require(_same_rollouts(batch, again, tolerance), "equal seeds give equal rollouts")
     other = adapter.rollout(policy, tasks, group_size=group_size, seeds=seeds + 1)
     _require(not torch.equal(batch.old_log_probs, other.old_log_probs), "other seeds give other rollouts")
-    alone = adapter.rollout(policy, tasks[-1:], group_size=group_size, seeds=seeds[-group_size:])
-    rows = torch.arange(len(batch) - group_size, len(batch))
-    _require(_same_rollouts(batch.select(rows), alone, tolerance), "a rollout does not depend on what it is batched with")
+    for task, rows in zip(tasks, torch.arange(len(batch)).split(group_size)):
+        alone = adapter.rollout(policy, [task], group_size=group_size, seeds=seeds[rows])
+        _require(_same_rollouts(batch.select(rows), alone, tolerance), "a rollout does not depend on what it is batched with")
     greedy = [adapter.rollout(policy, tasks, group_size=1, seeds=seeds[:num_tasks] + i, greedy=True) for i in (0, 7)]
     _require(_same_rollouts(*greedy, tolerance), "greedy rollouts do not depend on seeds")
 
@@ -175,7 +173,8 @@ class BanditAdapter:
         with torch.no_grad():
             probs = policy(contexts).softmax(dim=-1)
         width = max(task.length for task in repeated)
-        draws = [torch.multinomial(row, width, True, generator=torch.Generator().manual_seed(int(seed)))
+        # Always as many draws as the longest rollout has: multinomial takes another path for one draw than for several.
+        draws = [torch.multinomial(row, self.max_decisions, True, generator=torch.Generator().manual_seed(int(seed)))[:width]
                  for row, seed in zip(probs, seeds)]  # fmt: skip
         arms = probs.argmax(dim=-1, keepdim=True).expand(-1, width) if greedy else torch.stack(draws)
         return self._record(policy, repeated, arms, seeds, torch.arange(len(tasks)).repeat_interleave(group_size))
@@ -227,5 +226,3 @@ class BanditAdapter:
 def share_of_right_arms(task: BanditTask, outcome: Sequence[int]) -> float:
     """Share of choices that equal the context."""
     return sum(arm == task.context for arm in outcome) / len(outcome)
-
-

@@ -117,7 +117,8 @@ class Trainer:
         """Evaluate, save and step in turn. A request to stop is heard before and after each of them, by all processes alike."""
         while True:
             if self._heard_stop() is None and self._evaluation_is_due():
-                self._evaluate()
+                with self._saved_if_a_reward_fails():
+                    self._evaluate()
             stop = self._heard_stop()
             ended = stop is not None or self.train_step >= self.config.trainer.num_steps
             if ended or self._is_due(self.config.checkpoint.every):
@@ -129,14 +130,9 @@ class Trainer:
             self.callbacks.on_notice(f"{stop}: stopped after step {self.train_step}; checkpoint written.")
 
     def _step(self) -> None:
-        start, tasks_drawn = time.perf_counter(), self.sampler.position
-        try:
+        start = time.perf_counter()
+        with self._saved_if_a_reward_fails():
             collected = self._collect()
-        except RewardError as error:
-            record = self._dump("reward", error)
-            self.sampler.position = tasks_drawn  # nothing of this step has happened: a resumed run attempts it again
-            self._save()
-            raise RewardError(f"{error} Checkpoint of step {self.train_step} written.{record}") from error
         middle = time.perf_counter()
         try:
             totals = {**collected.totals, **self.updater.update(collected)}
@@ -300,6 +296,18 @@ class Trainer:
     @property
     def _parameter_names(self) -> dict[Tensor, str]:
         return {parameter: name for name, parameter in self.policy.named_parameters()}
+
+    @contextmanager
+    def _saved_if_a_reward_fails(self) -> Iterator[None]:
+        """Write a checkpoint before a `RewardError` ends the run; a resumed run attempts the same tasks again."""
+        tasks_drawn = self.sampler.position
+        try:
+            yield
+        except RewardError as error:
+            record = self._dump("reward", error)
+            self.sampler.position = tasks_drawn
+            self._save()
+            raise RewardError(f"{str(error).rstrip('.')}. Checkpoint of step {self.train_step} written.{record}") from error
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

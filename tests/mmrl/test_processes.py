@@ -1,0 +1,226 @@
+"""`mmrl.processes`, and that a run on two processes is the run on one."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+
+from mmrl import processes
+from mmrl.errors import NumericsError, RewardError
+from mmrl.testing import BanditAdapter, share_of_right_arms
+from mmrl.trainer import Callbacks, Trainer
+
+ONE = SimpleNamespace(num_processes=1)
+ROOT = Path(__file__).parents[2]
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def on_processes(count, function):
+    """Call ``function(rank)`` in ``count`` forked processes that form a group; fails if one of them does, or hangs."""
+    port, children = free_port(), []
+    for rank in range(count):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                signal.alarm(60)
+                AcceleratorState._reset_state(reset_partial_state=True)
+                os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count),
+                                  MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))  # fmt: skip
+                function(rank)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * count
+
+
+def results(config):
+    """Final weights, metrics and evaluations of a run."""
+    weights = load_file(
+        config.run_dir / "checkpoints" / f"step_{config.trainer.num_steps:06d}" / "policy" / "model.safetensors"
+    )
+    metrics = [json.loads(line) for line in (config.run_dir / "metrics.jsonl").read_text().splitlines()]
+    evaluations = {path.name: json.loads(path.read_text()) for path in (config.run_dir / "eval").iterdir()}
+    return weights["weight"], metrics, evaluations
+
+
+def assert_two_processes_train_as_one(bandit_config, adapter, **changes):
+    """Weights, every metric and every evaluation to 1e-6."""
+    one, two = bandit_config(name="one", **changes), bandit_config(name="two", **changes)
+    Trainer(one, adapter(), cpu=True).run()
+
+    def train(rank):
+        trainer = Trainer(two, adapter(), cpu=True)
+        assert trainer.accelerator.num_processes == 2
+        trainer.run()
+
+    on_processes(2, train)
+    (weights, metrics, evaluations), (weights_2, metrics_2, evaluations_2) = results(one), results(two)
+    assert not torch.equal(weights, adapter().build_policy().weight)
+    torch.testing.assert_close(weights_2, weights, atol=1e-6, rtol=0)
+    for line, line_2 in zip(metrics, metrics_2, strict=True):
+        assert line_2 == pytest.approx(line, abs=1e-6)
+    for name, evaluation in evaluations.items():
+        assert evaluations_2[name]["overall"] == pytest.approx(evaluation["overall"], abs=1e-6)
+        assert evaluations_2[name]["domains"].keys() == evaluation["domains"].keys()
+
+
+def test_means_add_sums_and_counts_and_leave_out_what_was_never_counted():
+    first, second = {"a": (3.0, 2.0), "b": (0.0, 0.0)}, {"a": (1.0, 2.0), "c": (5.0, 1.0)}
+    assert processes.add(first, second) == {"a": (4.0, 4.0), "b": (0.0, 0.0), "c": (5.0, 1.0)}
+    assert processes.add() == {}
+    assert processes.means(ONE, processes.add(first, second)) == {"a": 1.0, "c": 5.0}
+    assert processes.gather(ONE, "x") == ["x"]
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+def test_two_processes_take_the_steps_of_one(bandit_config, num_steps, aggregation):
+    assert_two_processes_train_as_one(
+        bandit_config, BanditAdapter, trainer={"num_steps": num_steps},
+        algorithm={"name": "grpo", "aggregation": aggregation}, evaluation={"num_tasks": 7, "batch_size": 3},
+    )  # fmt: skip
+
+
+def test_two_processes_agree_with_one_over_epochs_micro_batches_and_a_kl_term(bandit_config):
+    # Rows of advantage 0 are computed too, because of the KL term; ranks have different numbers of micro-batches.
+    assert_two_processes_train_as_one(
+        bandit_config, BanditAdapter, algorithm={"name": "grpo", "kl_coef": 0.1, "entropy_coef": 0.01},
+        trainer={"num_steps": 3, "epochs_per_batch": 3, "micro_batch_tokens": 7}, sampling={"group_size": 5},
+    )  # fmt: skip
+
+
+def only_contexts_0_and_1(task, outcome):
+    return share_of_right_arms(task, outcome) if task.context < 2 else 0.5
+
+
+def test_two_processes_agree_with_one_when_one_of_them_has_no_signal(bandit_config):
+    # In sequential order the second process always has contexts 2 and 3, whose reward is constant.
+    assert_two_processes_train_as_one(
+        bandit_config, lambda: BanditAdapter(reward_terms={"accuracy": only_contexts_0_and_1}),
+        sampling={"order": "sequential"}, trainer={"num_steps": 3, "micro_batch_tokens": 6},
+    )  # fmt: skip
+
+
+def test_dynamic_selection_goes_on_when_one_process_finds_no_group_to_keep(bandit_config):
+    # With fewer groups than minibatches a process takes part in optimizer steps for which it has no rows.
+    config = bandit_config(
+        algorithm={"name": "dapo", "max_refills": 1}, sampling={"order": "sequential"},
+        trainer={"num_steps": 3, "minibatches": 2},
+    )  # fmt: skip
+
+    def only_context_0(task, outcome):
+        return share_of_right_arms(task, outcome) if task.context == 0 else 0.5
+
+    def train(rank):
+        Trainer(config, BanditAdapter(reward_terms={"accuracy": only_context_0}), cpu=True).run()
+
+    on_processes(2, train)
+    weights, metrics, _ = results(config)
+    assert not torch.equal(weights, BanditAdapter().build_policy().weight)
+    assert all(line["groups/informative"] <= 0.25 for line in metrics)
+
+
+def test_an_error_on_one_process_ends_the_run_on_all(bandit_config):
+    config = bandit_config(sampling={"order": "sequential"})
+
+    def fragile(task, outcome):
+        if task.context == 3:  # of the second process
+            raise ZeroDivisionError("no such arm")
+        return share_of_right_arms(task, outcome)
+
+    class Spoiled(BanditAdapter):
+        def forward(self, policy, batch, needs=frozenset()):
+            result = super().forward(policy, batch, needs)
+            result.log_probs[torch.tensor([task.context == 3 for task in batch.tasks])] *= torch.nan
+            return result
+
+    def train(rank):
+        with pytest.raises(RewardError, match=r"raised ZeroDivisionError on task 'eval/3': no such arm. Checkpoint"):
+            Trainer(config, BanditAdapter(reward_terms={"accuracy": fragile}), cpu=True).run()
+        with pytest.raises(RewardError, match=r"raised ZeroDivisionError on task 'train/3': no such arm. Checkpoint"):
+            Trainer(
+                bandit_config(sampling={"order": "sequential"}, evaluation={"at_start": False}),
+                BanditAdapter(reward_terms={"accuracy": fragile}), cpu=True,
+            ).run(resume=True)  # fmt: skip
+        with pytest.raises(NumericsError, match=r"tasks whose loss is not finite: train/3\."):
+            Trainer(config, Spoiled(), cpu=True).run(resume=True)
+
+    on_processes(2, train)
+    assert (config.run_dir / "checkpoints" / "step_000000").is_dir()
+    for kind in ("reward", "numerics"):
+        assert "train/3" in json.loads((config.run_dir / "failure" / f"{kind}.json").read_text())["error"]
+
+
+def test_a_signal_to_one_process_stops_all_and_they_resume_together(bandit_config, files_of):
+    config = bandit_config(algorithm={"name": "grpo", "kl_coef": 0.1})
+
+    def stop(rank):
+        def on_step(step, metrics, seconds):
+            if rank == 1 and step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        trainer = Trainer(config, BanditAdapter(), callbacks=Callbacks(on_step=on_step), cpu=True)
+        trainer.run()
+        assert trainer.train_step == 2
+
+    def train(rank, **options):
+        trainer = Trainer(config, BanditAdapter(), cpu=True)
+        trainer.run(**options)
+        assert trainer.train_step == 6
+
+    on_processes(2, lambda rank: train(rank))
+    expected = files_of(config.run_dir)
+    shutil.rmtree(config.run_dir)
+    on_processes(2, stop)
+    on_processes(2, lambda rank: train(rank, resume=True))
+    assert files_of(config.run_dir) == expected
+
+
+@pytest.mark.slow
+def test_accelerate_launch_gives_the_same_run(bandit_config, tmp_path):
+    config = bandit_config(name="one")
+    Trainer(config, BanditAdapter(), cpu=True).run()
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import yaml
+        from pathlib import Path
+        from mmrl.config import RunConfig, validate
+        from mmrl.testing import BanditAdapter
+        from mmrl.trainer import Trainer
+        tree = yaml.safe_load(Path({str(config.run_dir / "config.yaml")!r}).read_text()) | {{"name": "two"}}
+        Trainer(validate(tree, RunConfig, "test"), BanditAdapter(), cpu=True).run()
+    """)
+    )
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1",
+               "--mixed_precision", "no", "--main_process_port", str(free_port()), str(script)]  # fmt: skip
+    subprocess.run(
+        command, cwd=ROOT, check=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    )
+    weights, metrics, _ = results(config)
+    weights_2, metrics_2, _ = results(config.model_copy(update={"name": "two"}))
+    torch.testing.assert_close(weights_2, weights, atol=1e-6, rtol=0)
+    assert [sorted(line) for line in metrics_2] == [sorted(line) for line in metrics]
+    for line, line_2 in zip(metrics, metrics_2):
+        assert line_2 == pytest.approx(line, abs=1e-6)
