@@ -73,6 +73,11 @@ def build_parser() -> argparse.ArgumentParser:
     check = add("check", check_command, "validate a config, build the run, do one rollout and one update")
     check.add_argument("--no-weights", action="store_true", help="shapes and memory only, on torch's meta device")
 
+    export = add("export", export_command, "write a policy as a directory that its own library loads")
+    export.add_argument("--checkpoint", type=Path, help="a checkpoint of the run (default: the newest)")
+    export.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to write")
+    export.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="precision of the weights")
+
     add("show", show_command, "print the resolved config")
     schema = add("schema", schema_command, "print the JSON Schema of a modality's configs, for editors", config=False)
     schema.add_argument("modality", choices=sorted(MODALITIES))
@@ -195,6 +200,25 @@ def check_command(arguments: argparse.Namespace) -> int:
     for name, value in metrics.items():
         print(f"{name:<28} {value:.6g}")
     print(f"{arguments.config}: one rollout and one update went through.")
+    return 0
+
+
+def export_command(arguments: argparse.Namespace) -> int:
+    config = load_run(arguments.config, arguments.overrides)
+    import torch
+
+    from mmrl.checkpoint import latest_checkpoint, verify_checkpoint
+
+    source = arguments.checkpoint or latest_checkpoint(config.run_dir / "checkpoints")
+    if source is None:
+        raise ConfigError(f"{config.run_dir} has no checkpoint; train first, or name one with --checkpoint.")
+    verify_checkpoint(source)
+    adapter = build_adapter(config)
+    policy = adapter.build_policy()
+    adapter.load_policy(policy, source / "policy")
+    arguments.to.mkdir(parents=True, exist_ok=True)
+    adapter.save_policy(policy.to(getattr(torch, arguments.dtype)), arguments.to)
+    print(f"policy  {arguments.to}  (from {source}, {arguments.dtype})")
     return 0
 
 
