@@ -133,10 +133,7 @@ def prefill(model: nn.Module, prompts: Sequence[EncodedPrompt], pad_id: int) -> 
     body = _body(model)
     inputs = collate_prompts(prompts, pad_id, model.device)
     mask = inputs["attention_mask"]
-    if not any(key not in _TOKEN_ALIGNED for key in inputs):
-        inputs |= _text_positions(body, mask.cumsum(dim=1) - 1)
-    if hasattr(body, "rope_deltas"):
-        body.rope_deltas = None  # the model would otherwise reuse those of an earlier batch
+    inputs |= _prompt_positions(body, inputs)
     output = body(**inputs, use_cache=True, return_dict=True)
     deltas = getattr(output, "rope_deltas", None)
     offset = 0 if deltas is None else deltas.view(-1).to(mask.device)
@@ -291,6 +288,15 @@ def _body(model: nn.Module) -> nn.Module:
     return model.base_model
 
 
+def _prompt_positions(body: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``position_ids`` of a padded prompt, unless the model works them out from its media."""
+    if hasattr(body, "rope_deltas"):
+        body.rope_deltas = None  # the model would otherwise reuse those of an earlier batch
+        if any(key not in _TOKEN_ALIGNED for key in inputs):
+            return {}
+    return _text_positions(body, inputs["attention_mask"].cumsum(dim=1) - 1)
+
+
 def _text_positions(body: nn.Module, positions: Tensor) -> dict[str, Tensor]:
     """``position_ids`` of text tokens at ``[n, t]`` positions; multimodal rotary models want them three times."""
     positions = positions.clamp(min=0)
@@ -308,10 +314,7 @@ def _plain_hidden(
     inputs["attention_mask"] = torch.cat([inputs["attention_mask"], mask.to(inputs["attention_mask"].dtype)], dim=1)
     if "mm_token_type_ids" in inputs:
         inputs["mm_token_type_ids"] = nn.functional.pad(inputs["mm_token_type_ids"], (0, tokens.shape[1]))
-    if not any(key not in _TOKEN_ALIGNED for key in inputs):
-        inputs |= _text_positions(body, inputs["attention_mask"].cumsum(dim=1) - 1)
-    if hasattr(body, "rope_deltas"):
-        body.rope_deltas = None
+    inputs |= _prompt_positions(body, inputs)
     return body(**inputs, use_cache=False, return_dict=True).last_hidden_state[:, width - 1 : -1]
 
 
