@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -108,6 +108,17 @@ class LanguageAdapter:
 
     def rollout(
         self, policy: nn.Module, tasks: Sequence[ChatTask], *, group_size: int, seeds: Tensor, greedy: bool = False
+    ) -> RolloutBatch:
+        at_once = max(1, self.rollout_config.max_rows // group_size)
+        parts = []
+        for first in range(0, len(tasks), at_once):
+            share = seeds[first * group_size : (first + at_once) * group_size]
+            part = self._rollout_together(policy, tasks[first : first + at_once], group_size, share, greedy)
+            parts.append(replace(part, group_ids=part.group_ids + first))
+        return RolloutBatch.concat(parts)
+
+    def _rollout_together(
+        self, policy: nn.Module, tasks: Sequence[ChatTask], group_size: int, seeds: Tensor, greedy: bool
     ) -> RolloutBatch:
         config = self.rollout_config
         prompts = self._encode(tasks)

@@ -58,5 +58,7 @@ class LanguageRolloutConfig(Section):
     """Further tokens of probability 0."""
     max_prompt_tokens: int = Field(8192, gt=0)
     """Longer prompts are refused, naming the row; a prompt is never cut."""
+    max_rows: int = Field(512, gt=0)
+    """Completions decoded at once; bounds the memory of the cache. Results do not depend on it."""
     share_prefix: bool = True
     """Encode a prompt once per group in the update; off runs every rollout's own prompt (same values, slower)."""

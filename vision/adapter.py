@@ -16,6 +16,7 @@ from mmrl.rewards import TEXT_TERMS
 from vision.config import DatasetTasksConfig, VisionRunConfig
 from vision.digits import DigitTasks, tokenizer_corpus
 from vision.frontend import VisionFrontend
+from vision.planning import plan
 from vision.tiny import build_tiny_qwen25_vl
 
 ASSETS = Path(__file__).parent / "assets"
@@ -47,6 +48,11 @@ def resolve_policy(path: str, *, seed: int) -> str:
     if path == "digit-reader":
         return str(ASSETS / "digit_reader")
     return path
+
+
+def check_without_weights(config: VisionRunConfig) -> list[tuple[str, str]]:
+    """Shapes and a memory forecast, as ``(name, value)`` rows."""
+    return plan(config, resolve_policy(config.policy.path, seed=config.seed))
 
 
 def task_sources(config: VisionRunConfig) -> Mapping[str, Callable[[], Sequence[ChatTask]]]:

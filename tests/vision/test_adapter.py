@@ -221,3 +221,14 @@ def test_samples_show_the_prompt_the_answer_and_the_images(adapter, policy):
     sample = adapter.describe(batch, 0)
     assert sample.prompt == "user: <image>what?" and sample.reference == "1"
     assert sample.media[0].kind == "image" and sample.media[0].data.startswith(b"\x89PNG")
+
+
+def test_decoding_fewer_rows_at_once_changes_nothing(adapter, policy):
+    tasks = [task(picture("red"), "a"), task("b c d"), task(picture("blue"), picture("blue"), "e")]
+    seeds = rollout_seeds(0, 0, 0, 6)
+    whole = adapter.rollout(policy, tasks, group_size=2, seeds=seeds)
+    narrow = build_adapter(run_config(rollout={"max_rows": 1}))
+    parts = narrow.rollout(policy, tasks, group_size=2, seeds=seeds)
+    assert torch.equal(whole.group_ids, parts.group_ids) and torch.equal(whole.inputs.tokens, parts.inputs.tokens)
+    torch.testing.assert_close(whole.old_log_probs, parts.old_log_probs, atol=5e-6, rtol=0)
+    torch.testing.assert_close(narrow.forward(policy, parts).log_probs.detach(), parts.old_log_probs, atol=5e-6, rtol=0)
