@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MODALITIES: dict[str, tuple[str, ...]] = {
     # modality: config class, adapter builder, opener of media for dataset checks (where there are datasets)
-    "vision": ("vision.config:VisionRunConfig", "vision.adapter:build_adapter", "vision.media:open_with_default_limits"),
+    "vision": ("vision.config:VisionRunConfig", "vision.adapter:build_adapter", "vision.media:opener"),
     "robotics": ("robotics.config:RoboticsRunConfig", "robotics.adapter:build_adapter"),
 }
 
@@ -265,10 +265,10 @@ def data_check_command(arguments: argparse.Namespace) -> int:
     from mmrl.data_check import check_dataset, render_check
 
     console = _console(stderr=arguments.json)
+    open_media = _load(MODALITIES[arguments.modality][2])(_rollout_limits(arguments))
     reports = []
     for name, dataset in _datasets(arguments.target, arguments.overrides).items():
-        opener = _load(MODALITIES[arguments.modality][2])
-        report = check_dataset(dataset, base_dir=Path.cwd(), open_media=opener, console=console)
+        report = check_dataset(dataset, base_dir=Path.cwd(), open_media=open_media, console=console)
         reports.append(report)
         if not arguments.json:
             console.print(f"{name}: ", end="")
@@ -284,6 +284,13 @@ def data_show_command(arguments: argparse.Namespace) -> None:
 
     dataset = next(iter(_datasets(arguments.target, arguments.overrides).values()))
     print(describe_task(read_tasks(dataset, base_dir=Path.cwd()).find_row(arguments.row)))
+
+
+def _rollout_limits(arguments: argparse.Namespace) -> Any:
+    """The ``rollout`` section of a config file, or the modality's defaults."""
+    if arguments.target.endswith((".yaml", ".yml")):
+        return load_run(Path(arguments.target), arguments.overrides).rollout
+    return config_class(arguments.modality).model_fields["rollout"].default
 
 
 def _datasets(target: str, overrides: Sequence[str]) -> dict[str, Any]:

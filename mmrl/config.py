@@ -324,6 +324,9 @@ def _explain(item: Mapping[str, Any], model: type[BaseModel], source: str) -> st
     key = ".".join(location) or "config"
     if item["type"] == "extra_forbidden":
         known = _fields_at(model, location[:-1])
+        elsewhere = _sections_with(model, location[-1])
+        if elsewhere and not difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5):
+            return f"{source}: {key} is not a known key; did you mean {elsewhere[0]!r}?"
         return f"{source}: {key} is not a known key; {_suggest(location[-1], known)}"
     if item["type"] == "missing":
         return f"{source}: {key} is missing"
@@ -341,6 +344,13 @@ def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
         inner = [found for field in fields for found in _models_in(field.annotation)]
         models = inner or models  # the tag of a discriminated union and a key of a mapping lead to no new model
     return sorted({name for m in models for name in m.model_fields})
+
+
+def _sections_with(model: type[BaseModel], name: str) -> list[str]:
+    """Dotted keys of other sections that are spelled much like ``name``."""
+    keys = {f"{section}.{field}": field for section in model.model_fields for field in _fields_at(model, [section])}
+    close = difflib.get_close_matches(name, list(keys.values()), n=1, cutoff=0.75)
+    return [dotted for dotted, field in keys.items() if field in close and dotted.partition(".")[0] != field]
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

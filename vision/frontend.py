@@ -17,7 +17,7 @@ from mmrl.errors import DataError
 from mmrl.generation import EncodedPrompt
 from mmrl.types import Media
 from vision.config import VisionRolloutConfig
-from vision.media import Video, open_media
+from vision.media import Video, opener
 
 NUM_SHOWN_FRAMES = 4
 """Frames of a video that a report shows."""
@@ -57,18 +57,8 @@ class VisionFrontend:
 
     def open(self, task: ChatTask, kind: str, ref: Any) -> Image.Image | Video:
         """A medium as the model will see it; errors name the task."""
-        config = self.config
         try:
-            return open_media(
-                kind,
-                ref,
-                min_pixels=config.min_pixels,
-                max_pixels=config.max_pixels,
-                sample_fps=config.fps,
-                source_fps=config.source_fps,
-                max_frames=config.max_frames,
-                factor=self.patch_factor or 1,
-            )
+            return opener(self.config)(kind, ref, factor=self.patch_factor or 1)
         except DataError as error:
             raise DataError(f"{task.source or task.id}: {error}") from error
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from mmrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from vision.config import VisionRolloutConfig
 
 MAX_ASPECT_RATIO = 200
 """Longer side over shorter side; the limit of qwen_vl_utils."""
@@ -300,14 +303,10 @@ def _resize_frames(frames: Tensor, height: int, width: int) -> Tensor:
     return resize(frames, [height, width], interpolation=InterpolationMode.BICUBIC, antialias=True)
 
 
-def open_with_default_limits(kind: str, ref: Any) -> Image.Image | Video:
-    """Open a medium under the default limits of `vision.config.VisionRolloutConfig`."""
-    from vision.config import VisionRolloutConfig
-
-    limits = VisionRolloutConfig()
-    return open_media(
-        kind,
-        ref,
+def opener(limits: VisionRolloutConfig) -> Callable[[str, Any], Image.Image | Video]:
+    """`open_media` under the limits of a run: what training and ``mmrl data check`` open media with."""
+    return partial(
+        open_media,
         min_pixels=limits.min_pixels,
         max_pixels=limits.max_pixels,
         sample_fps=limits.fps,

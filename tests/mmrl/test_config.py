@@ -403,3 +403,8 @@ def test_differences_lists_the_keys_that_differ_with_both_values():
         "rewards.length.weight": (-0.1, None),
         "algorithm.kl": ("k3", "k2"),
     }
+
+
+def test_a_key_in_the_wrong_section_is_sent_to_the_right_one():
+    with pytest.raises(ConfigError, match=r"trainer\.lerning_rate is not a known key; did you mean 'optimizer\.learning_rate'"):
+        validate({**MINIMAL, "trainer": {"num_steps": 1, "lerning_rate": 1e-3}}, RunConfig, "run.yaml")
