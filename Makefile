@@ -8,7 +8,7 @@ install: .venv/.installed
 	bash scripts/bootstrap.sh
 
 demo: install
-	.venv/bin/mmrl train configs/vision/read_digits.yaml
+	.venv/bin/mmrl train configs/vision/read_digits.yaml --overwrite
 
 test: install
 	$(PYTHON) -m pytest
