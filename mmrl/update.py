@@ -197,9 +197,9 @@ def learning_rate(config: OptimizerConfig, optimizer_step: int, planned_steps: i
         return config.learning_rate * (optimizer_step + 1) / config.warmup_steps
     if config.schedule == "constant":
         return config.learning_rate
-    progress = (optimizer_step - config.warmup_steps) / max(1, planned_steps - config.warmup_steps)
+    progress = min(1.0, (optimizer_step - config.warmup_steps) / max(1, planned_steps - config.warmup_steps))
     remaining = (1 + math.cos(math.pi * progress)) / 2 if config.schedule == "cosine" else 1 - progress
-    return config.learning_rate * (config.final_fraction + (1 - config.final_fraction) * max(remaining, 0.0))
+    return config.learning_rate * (config.final_fraction + (1 - config.final_fraction) * remaining)
 
 
 def _positions(prompts: Tensor, decisions: Tensor, groups: Tensor, members: list[int]) -> int:
