@@ -35,6 +35,28 @@ def test_the_adapter_keeps_the_cores_contract(adapter):
     check_adapter(adapter, tolerance=1e-5)
 
 
+def test_the_runs_seed_alone_decides_the_first_weights(adapter, make_adapter):
+    first_weights = adapter.build_policy().state_dict()
+    torch.rand(3)  # whoever else draws numbers
+    again, other = adapter.build_policy().state_dict(), make_adapter("seed=1").build_policy().state_dict()
+    assert all(torch.equal(first_weights[name], again[name]) for name in first_weights)
+    assert not torch.equal(first_weights["trunk.0.weight"], other["trunk.0.weight"])
+
+
+def test_the_reference_keeps_its_weights_while_the_policy_goes_on_learning(adapter):
+    policy = adapter.build_policy()
+    reference = adapter.freeze_reference(policy)
+    batch = rollout(adapter, policy, num_tasks=1, group_size=2)
+    with torch.no_grad():
+        policy.head.bias.add_(0.3)
+    assert all(parameter.requires_grad for parameter in policy.parameters())
+    with reference() as frozen:
+        log_probs = adapter.forward(frozen, batch).log_probs
+    torch.testing.assert_close(log_probs, batch.old_log_probs, atol=1e-5, rtol=0)
+    assert not log_probs.requires_grad
+    assert not torch.allclose(adapter.forward(policy, batch).log_probs, batch.old_log_probs, atol=0.1)
+
+
 def test_forward_on_a_fresh_rollout_equals_what_was_recorded_to_1e_5(adapter):
     policy = adapter.build_policy()
     batch = rollout(adapter, policy)
