@@ -12,8 +12,10 @@ import importlib
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -97,7 +99,7 @@ def same_answer(given: str, expected: str) -> bool:
     if left == right:
         return bool(left)
     try:
-        return math.isclose(float(left.replace(",", "")), float(right.replace(",", "")), rel_tol=1e-9, abs_tol=1e-12)
+        return math.isclose(_value(left), _value(right), rel_tol=1e-9, abs_tol=1e-12)
     except ValueError:
         return False
 
@@ -111,6 +113,12 @@ def _plain(answer: str) -> str:
     if len(text) >= 2 and text[0] + text[-1] in ("()", "[]", "{}", "$$", '""', "''"):
         text = text[1:-1].strip()
     return text
+
+
+def _value(answer: str) -> float:
+    """A number, also with thousands separators; but ``1,2`` is not 12."""
+    separated = re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?", answer)
+    return float(answer.replace(",", "") if separated else answer.replace("_", " "))  # Python alone reads 1_2 as 12
 
 
 def _score_term(name: str, function: RewardTerm, batch: RolloutBatch) -> torch.Tensor:
@@ -143,7 +151,7 @@ def _number(name: str, value: Any, task: Task) -> float:
     if isinstance(value, (str, bytes)):
         raise RewardError(f"reward {name!r} returned {value!r:.40} for task {task.id!r}; expected a number, a bool or None.")
     try:
-        number = float(value)
+        number = float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise RewardError(
             f"reward {name!r} returned {type(value).__name__} for task {task.id!r}; expected a number, a bool or None."
@@ -157,6 +165,8 @@ def _import_function(path: str, key: str) -> RewardTerm:
     module_name, colon, attribute = path.partition(":")
     if not colon:
         raise ConfigError(f"{key} is {path!r}; expected package.module:function.")
+    if str(Path.cwd()) not in sys.path:  # a console script does not look there by itself
+        sys.path.append(str(Path.cwd()))
     try:
         function = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # whatever the user's module does when it is imported
