@@ -63,6 +63,7 @@ def check_adapter(adapter: Adapter, *, num_tasks: int = 3, group_size: int = 4, 
     _require(forward.log_probs.dtype == torch.float32, "forward returns float32 log_probs")
     gap = _largest_gap(forward.log_probs, batch.old_log_probs, batch.loss_mask)
     _require(gap <= tolerance, f"forward on a fresh rollout equals old_log_probs (largest difference {gap:.2e})")
+    _require(forward.log_probs.requires_grad, "gradients reach the policy")
     forward.log_probs[batch.loss_mask].sum().backward()
     grads = [parameter.grad for parameter in policy.parameters() if parameter.requires_grad]
     _require(any(grad is not None and bool(grad.abs().max() > 0) for grad in grads), "gradients reach the policy")
