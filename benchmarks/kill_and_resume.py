@@ -138,9 +138,15 @@ class Run:
     def start(self) -> subprocess.Popen:
         resume = ["--resume"] if self.directory.exists() else []
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}  # peft writes a set of module names in the order of their hashes
         with self.log.open("a") as log:
             return subprocess.Popen(
-                [*self.command, *resume], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                [*self.command, *resume],
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     @property

@@ -6,8 +6,10 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from mmrl.errors import CheckpointError, ConfigError, NumericsError, RewardError
 from mmrl.testing import BanditAdapter, share_of_right_arms
 from mmrl.trainer import Callbacks, Trainer
 
+ROOT = Path(__file__).parents[2]
 EVERYTHING = {
     "algorithm": {"name": "dapo", "kl_coef": 0.05, "entropy_coef": 0.01, "max_refills": 2},
     "sampling": {"tasks_per_step": 4, "group_size": 3},
@@ -539,3 +542,25 @@ def test_a_check_does_one_step_and_writes_nothing(bandit_config):
     metrics = Trainer(config, BanditAdapter(), cpu=True).check()
     assert metrics["optimizer/gradient_norm"] > 0
     assert not config.run_dir.exists()
+
+
+# Real modalities
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["configs/vision/read_digits.yaml", "sampling.group_size=4", "metrics.samples_every=2"],
+        ["configs/vision/read_digits.yaml", "sampling.group_size=4", "policy.lora={}", "algorithm.kl_coef=0.05"],
+        ["configs/robotics/reach.yaml", "sampling.group_size=4"],
+    ],
+    ids=["vision", "vision-lora", "robotics"],
+)
+def test_a_run_killed_at_random_moments_ends_in_the_same_files(arguments):
+    script = "benchmarks/kill_and_resume.py"
+    command = [sys.executable, script, *arguments, "--kills", "3", "--steps", "6", "checkpoint.every=1",
+               "sampling.tasks_per_step=4", "evaluation.num_tasks=8"]  # fmt: skip
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " files differ" in result.stdout
