@@ -28,7 +28,13 @@ OVERRIDES_HELP = "values to change, for example trainer.num_steps=20 seed=3"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; 0 is success, 1 means that a check found problems, 2 means that the input was wrong."""
     parser = build_parser()
-    arguments = parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    # argparse gives up on positional values that follow an option: mmrl eval CONFIG --checkpoint DIR seed=3
+    unknown = [text for text in rest if text.startswith("-") or "=" not in text or not hasattr(arguments, "overrides")]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
     try:
         return arguments.command(arguments) or 0
     except MMRLError as error:

@@ -256,3 +256,12 @@ def test_a_closed_pipe_is_no_error():
     result = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], cwd=ROOT, capture_output=True, text=True)
     assert result.stdout == "{\n"
     assert "Traceback" not in result.stderr
+
+
+def test_overrides_may_follow_options(capsys):
+    config = str(Path(__file__).parents[2] / "configs" / "vision" / "read_digits.yaml")
+    assert cli.main(["eval", config, "--checkpoint", "nowhere", "trainer.num_stepz=3"]) == 2
+    assert "did you mean 'num_steps'" in capsys.readouterr().err  # the override was read, and before the checkpoint
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["show", config, "--no-such-option"])
+    assert stopped.value.code == 2
