@@ -303,9 +303,7 @@ def _text_positions(body: nn.Module, positions: Tensor) -> dict[str, Tensor]:
     return {"position_ids": positions.expand(3, -1, -1) if hasattr(body, "rope_deltas") else positions}
 
 
-def _plain_hidden(
-    model: nn.Module, prompts: Sequence[EncodedPrompt], tokens: Tensor, mask: Tensor, pad_id: int
-) -> Tensor:
+def _plain_hidden(model: nn.Module, prompts: Sequence[EncodedPrompt], tokens: Tensor, mask: Tensor, pad_id: int) -> Tensor:
     """Hidden states ``[n, T, D]`` that predict each completion token, from one full forward pass over every row."""
     body = _body(model)
     inputs = collate_prompts(prompts, pad_id, tokens.device)

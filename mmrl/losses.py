@@ -54,9 +54,7 @@ def policy_gradient(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tens
     return -per_decision(advantages, log_probs) * torch.where(mask, log_probs.float(), 0.0)
 
 
-def kl_penalty(
-    log_probs: Tensor, reference_log_probs: Tensor, mask: Tensor, *, estimator: Literal["k1", "k2", "k3"]
-) -> Tensor:
+def kl_penalty(log_probs: Tensor, reference_log_probs: Tensor, mask: Tensor, *, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
     """Estimate ``KL(pi || reference)`` per decision sampled from ``pi``; ``[N, T]``, 0 where masked.
 
     With ``d = log pi - log reference``: k1 is ``d`` (as a loss its expected gradient is zero; meant for the reward), k2 is

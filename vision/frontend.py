@@ -131,5 +131,3 @@ def _png(image: Image.Image, caption: str = "") -> Media:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     return Media(kind="image", data=buffer.getvalue(), suffix=".png", caption=caption)
-
-

@@ -136,4 +136,3 @@ def build_qwen25_vl_processor(corpus: Iterable[str], *, vocab_size: int, max_pix
         video_processor=Qwen2VLVideoProcessor(size=pixels),
         chat_template=CHAT_TEMPLATE,
     )
-

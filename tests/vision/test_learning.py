@@ -13,7 +13,9 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "vision"
 
 
 def test_the_shipped_policy_reads_digits_that_it_has_never_seen():
-    config = load_run(CONFIGS / "read_digits.yaml", ["tasks.eval_kinds=[read,read_first,read_second]", "evaluation.num_tasks=90"])
+    config = load_run(
+        CONFIGS / "read_digits.yaml", ["tasks.eval_kinds=[read,read_first,read_second]", "evaluation.num_tasks=90"]
+    )
     adapter = build_adapter(config)
     terms = resolve_terms(config.rewards, adapter.reward_terms)
     result = evaluate(adapter, adapter.build_policy(), adapter.task_source("eval"), terms, config.evaluation)
