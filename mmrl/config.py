@@ -171,7 +171,7 @@ class RunConfig(Section):
 
     modality: str
     """Which adapter package: vision, audio or robotics."""
-    name: str
+    name: str = Field(pattern=r"^[^./\\\s][^/\\]*$")
     """Folder of the run under ``output_dir``; a file's stem when absent from it."""
     output_dir: Path = Path("runs")
     """Parent of run directories."""

@@ -375,7 +375,7 @@ def test_the_resolved_yaml_reads_back_to_an_equal_config(tmp_path, name):
 
 
 @given(
-    name=st.text(),
+    name=st.from_regex(r"\A[^./\\\s][^/\\]*\Z"),
     term=st.text(),
     weight=st.floats(allow_nan=False, allow_infinity=False),
     rate=st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False),
@@ -408,3 +408,9 @@ def test_differences_lists_the_keys_that_differ_with_both_values():
 def test_a_key_in_the_wrong_section_is_sent_to_the_right_one():
     with pytest.raises(ConfigError, match=r"trainer\.lerning_rate is not a known key; did you mean 'optimizer\.learning_rate'"):
         validate({**MINIMAL, "trainer": {"num_steps": 1, "lerning_rate": 1e-3}}, RunConfig, "run.yaml")
+
+
+@pytest.mark.parametrize("name", ["", "..", "../elsewhere", "a/b", " x", "a\\b"])
+def test_a_run_name_cannot_leave_the_output_folder(name):
+    with pytest.raises(ConfigError, match="run.yaml: name is"):
+        validate({**MINIMAL, "name": name}, RunConfig, "run.yaml")
