@@ -412,5 +412,5 @@ def test_a_key_in_the_wrong_section_is_sent_to_the_right_one():
 
 @pytest.mark.parametrize("name", ["", "..", "../elsewhere", "a/b", " x", "a\\b"])
 def test_a_run_name_cannot_leave_the_output_folder(name):
-    with pytest.raises(ConfigError, match="run.yaml: name is"):
+    with pytest.raises(ConfigError, match=r"run\.yaml: name is"):
         validate({**MINIMAL, "name": name}, RunConfig, "run.yaml")

@@ -103,6 +103,10 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(bandit_config, 
     other = uninterrupted(bandit_config(**EVERYTHING, seed=1), files_of)
     for name in ("metrics.jsonl", "checkpoints/step_000006/policy/model.safetensors"):
         assert other[name] != first[name]
+    tasks, other_tasks = (
+        [json.loads(line)["task_id"] for line in files["samples/step_000002.jsonl"].splitlines()] for files in (first, other)
+    )
+    assert tasks != other_tasks
 
 
 def test_the_run_that_is_resumed_below_uses_everything_that_has_state(bandit_config):
