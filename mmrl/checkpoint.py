@@ -121,7 +121,8 @@ def verify_checkpoint(directory: Path) -> None:
 
 
 def prune_checkpoints(root: Path, *, keep_last: int, keep: frozenset[str]) -> None:
-    """Delete all but the newest ``keep_last`` checkpoints and those named in ``keep``."""
+    """Delete all but the newest ``keep_last`` checkpoints and those named in ``keep``, and what crashes have left behind."""
+    _remove_drafts(root)
     found = sorted(path for path in root.glob("step_*") if path.is_dir())
     for path in found[:-keep_last]:
         if path.name not in keep:

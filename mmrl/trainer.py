@@ -226,10 +226,13 @@ class Trainer:
                 },
                 optimizer=checkpoint.optimizer_tensors(self.updater.optimizer, self._parameter_names),
             )
-            best = frozenset({self.best["checkpoint"]} if self.best else ())
-            checkpoint.prune_checkpoints(self.run_dir.checkpoints, keep_last=self.config.checkpoint.keep_last, keep=best)
+            self._prune()
         self._saved_step = self.train_step
         self.accelerator.wait_for_everyone()
+
+    def _prune(self) -> None:
+        best = frozenset({self.best["checkpoint"]} if self.best else ())
+        checkpoint.prune_checkpoints(self.run_dir.checkpoints, keep_last=self.config.checkpoint.keep_last, keep=best)
 
     def _restore(self, directory: Path | None) -> None:
         if directory is None:
@@ -258,6 +261,7 @@ class Trainer:
             self._saved_step = self.train_step
         if self._is_main:
             self.run_dir.forget_after(self.train_step)
+            self._prune()
         self.callbacks.on_notice(f"resumed from {directory} at step {self.train_step}.")
 
     def _write_samples(self, train_step: int, collected: Collected, limit: int) -> None:

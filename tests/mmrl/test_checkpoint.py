@@ -170,7 +170,11 @@ def test_the_draft_of_a_crashed_write_is_ignored_and_cleaned_up(tmp_path):
     shutil.copytree(tmp_path / "step_000001", tmp_path / ".step_000000.removed.partial")
     (tmp_path / ".latest.partial").write_text("step_")
     assert latest_checkpoint(tmp_path).name == "step_000001"
+    drafts = [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     prune_checkpoints(tmp_path, keep_last=1, keep=frozenset())
+    assert names(tmp_path) == ["latest", "step_000001"]
+    for path in drafts:
+        path.mkdir()
     write(tmp_path, 3)
     assert names(tmp_path) == ["latest", "step_000001", "step_000003"]
 

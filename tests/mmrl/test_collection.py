@@ -100,11 +100,14 @@ def test_a_replacement_is_sampled_with_seeds_of_its_own(make_config):
 
 
 def test_the_reward_that_is_logged_is_that_of_all_rollouts_not_of_the_kept_ones(make_config):
-    result, _ = collected(make_config("dapo"), terms={"accuracy": varied_for(1)})
-    # Of every four groups three have reward 5 and one has 0 and 1.
-    assert means(result)["reward/total"] == pytest.approx((3 * 5 + 0.5) / 4)
-    assert means(result)["reward/accuracy"] == pytest.approx((3 * 5 + 0.5) / 4)
+    number = group_term(
+        lambda task, outcomes: [int(task.id.split("/")[1]) + (task.context == 1) * i for i in range(len(outcomes))]
+    )
+    result, _ = collected(make_config("dapo"), terms={"accuracy": number})
+    # Sixteen groups whose rewards are their numbers 0 to 15; in every fourth one the second rollout has 1 more.
+    assert means(result)["reward/total"] == means(result)["reward/accuracy"] == 7.5 + 4 * 0.5 / 16
     assert means(result)["groups/informative"] == 0.25
+    assert means(result)["rollout/decisions"] == (6 * 1 + 5 * 2 + 5 * 3) / 16
 
 
 def test_what_is_logged_counts_only_rows_to_which_a_term_applies(make_config):

@@ -18,7 +18,9 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from mmrl import processes
+from mmrl.checkpoint import policy_checksum
 from mmrl.errors import NumericsError, RewardError
+from mmrl.rewards import group_term
 from mmrl.testing import BanditAdapter, share_of_right_arms
 from mmrl.trainer import Callbacks, Trainer
 
@@ -139,6 +141,25 @@ def test_dynamic_selection_goes_on_when_one_process_finds_no_group_to_keep(bandi
     weights, metrics, _ = results(config)
     assert not torch.equal(weights, BanditAdapter().build_policy().weight)
     assert all(line["groups/informative"] <= 0.25 for line in metrics)
+
+
+def test_a_process_without_rows_takes_part_in_the_optimizer_steps_of_the_others(bandit_config):
+    # The first process keeps one group for two minibatches, the second one two.
+    config = bandit_config(
+        algorithm={"name": "dapo", "max_refills": 0}, sampling={"order": "sequential"},
+        trainer={"num_steps": 2, "minibatches": 2},
+    )  # fmt: skip
+    places = group_term(lambda task, outcomes: range(len(outcomes)) if task.context else [0.5] * len(outcomes))
+
+    def train(rank):
+        trainer = Trainer(config, BanditAdapter(reward_terms={"accuracy": places}), cpu=True)
+        trainer.run()
+        assert trainer.updater.optimizer_step == 4
+        (config.output_dir / f"{rank}.txt").write_text(policy_checksum(trainer.policy))
+
+    on_processes(2, train)
+    assert (config.output_dir / "0.txt").read_text() == (config.output_dir / "1.txt").read_text()
+    assert [line["groups/informative"] for line in results(config)[1]] == [0.75, 0.75]
 
 
 def test_an_error_on_one_process_ends_the_run_on_all(bandit_config):

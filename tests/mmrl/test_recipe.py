@@ -105,10 +105,17 @@ def test_the_clipped_surrogate_and_the_fractions_that_are_logged():
 
 
 def test_a_fraction_counts_decisions_whose_gradient_the_clip_removes():
-    # With the other sign of advantage the same ratios keep their gradient, and nothing is clipped.
-    result = losses_of(algorithm(), advantages=(-1.0, 1.0))
-    assert {name: int(value) for name, value in result.sums.items()} == {"ratio/clip_low": 1, "ratio/clip_high": 0}
-    assert_near(result.losses[MASK], [exp(0.5), 0.8, -exp(-1)])
+    # Ratios 1.65, 0.61 and 0.37: a good rollout stops at the upper bound only, a bad one at the lower bound only.
+    good, bad = losses_of(algorithm(), advantages=(1.0, 1.0)), losses_of(algorithm(), advantages=(-1.0, -1.0))
+    assert {name: int(value) for name, value in good.sums.items()} == {"ratio/clip_low": 0, "ratio/clip_high": 1}
+    assert {name: int(value) for name, value in bad.sums.items()} == {"ratio/clip_low": 2, "ratio/clip_high": 0}
+    assert_near(good.losses[MASK], [-1.2, -exp(-0.5), -exp(-1)])
+    assert_near(bad.losses[MASK], [exp(0.5), 0.8, 0.8])
+
+
+def test_clip_higher_moves_the_upper_bound_only():
+    result = losses_of(algorithm("dapo"), advantages=(1.0, -1.0))
+    assert_near(result.losses[MASK], [-1.28, -exp(-0.5), 0.8])
 
 
 def test_the_sequence_ratio_is_the_geometric_mean():

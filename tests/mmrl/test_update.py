@@ -332,6 +332,15 @@ def test_the_learning_rate_follows_its_schedule(settings, expected):
     assert [learning_rate(config, step, 8) / 2 for step in range(8)] == pytest.approx(expected)
 
 
+def test_a_step_is_taken_at_the_rate_of_the_schedule(make):
+    run = make(optimizer={"learning_rate": 0.4, "warmup_steps": 4})
+    before = run.policy.weight.detach().clone()
+    collected = collected_from(uneven_rollouts(run.policy))
+    run.updater.update(collected)
+    moved = (run.policy.weight.detach() - before).abs()
+    assert float(moved.max()) == pytest.approx(0.1, rel=1e-3)  # Adam's first step is as long as the rate
+
+
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_the_learning_rate_ends_at_the_final_fraction_and_stays_there(schedule):
     config = OptimizerConfig(learning_rate=2.0, schedule=schedule, final_fraction=0.1)
