@@ -159,7 +159,7 @@ def train_command(arguments: argparse.Namespace) -> int:
         first, last = min(evaluations), max(evaluations)
         before = evaluations[first] if first == 0 and last > 0 else None
         console.print(comparison_table(before, evaluations[last]))
-    shown.print(f"policy  {trainer.run_dir.checkpoints / 'latest'} -> {_latest_policy(trainer)}")
+    shown.print(f"policy  {_latest_policy(trainer)}")
     shown.print(f"report  {write_report(config.run_dir)}")
     return 0
 

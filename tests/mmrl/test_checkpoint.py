@@ -231,7 +231,8 @@ def test_a_checksum_sees_names_and_bytes_of_every_dtype():
     assert module(b=torch.tensor(3), a=values.clone()) == same
     assert module(a=torch.tensor([1.0, 0.0]), b=torch.tensor(3)) != same
     assert module(a=values, c=torch.tensor(3)) != same
-    assert module(a=values.bfloat16(), b=torch.tensor(True)) != same
+    assert module(a=values.bfloat16(), b=torch.tensor(3)) != same
+    assert module(a=values, b=torch.tensor(True)) != same
     matrix = torch.arange(6.0).reshape(2, 3)
     assert module(a=matrix.T) == module(a=matrix.T.contiguous())
 

@@ -246,6 +246,17 @@ def test_resuming_a_finished_run_changes_nothing_and_more_steps_may_follow(bandi
     assert [line["train_step"] for line in metrics_of(longer)] == list(range(1, 9))
 
 
+def test_resuming_prunes_what_a_crash_kept_from_being_pruned(bandit_config, files_of):
+    config = bandit_config(checkpoint={"keep_last": 1})
+    train(config)
+    before = files_of(config.run_dir)
+    checkpoints = config.run_dir / "checkpoints"
+    for name in ("step_000002", ".step_000003.partial", ".step_000001.removed.partial"):
+        shutil.copytree(checkpoints / "step_000006", checkpoints / name)
+    train(config, resume=True)
+    assert_same_files(files_of(config.run_dir), before)
+
+
 def test_resuming_with_another_config_lists_the_differences_and_leaves_the_folder_alone(bandit_config, files_of):
     config = bandit_config()
     train(config)

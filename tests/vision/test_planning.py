@@ -15,6 +15,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "vision" / "geometry3k_qwen25vl
 def test_the_released_3b_checkpoint_has_its_published_size():
     rows = dict(check_without_weights(load_run(CONFIG)))
     assert rows["weights"].startswith("3,754,622,976")  # the size on the model's page: 3.75 billion
+    assert rows["trained weights"] == "3,085,938,688"  # less the frozen tower's 668,684,288
     assert rows["largest image"].startswith("768 visual tokens")
     assert "666 visual tokens" in rows["image 1024x512"]  # methods/vision.md 0.4
 
