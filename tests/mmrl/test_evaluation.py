@@ -155,6 +155,7 @@ def test_the_table_compares_two_evaluations_with_intervals():
     before, after = measured(policy_that_knows()), measured(policy_that_knows(0, 1, 2, 3))
     text = rendered(comparison_table(before, after))
     assert "held-out accuracy (eval split, 95% intervals)" in text
+    assert ["kind", "n", "before", "after", "difference"] in [line.replace("┃", " ").split() for line in text.splitlines()]
     row = next(line for line in text.splitlines() if "all" in line)
     assert all(part in row for part in ("12", "0.000 [0.000, 0.242]", "1.000 [0.758, 1.000]", "+1.000 ["))
     assert "before" not in rendered(comparison_table(None, after))

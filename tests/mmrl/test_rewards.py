@@ -69,7 +69,8 @@ def test_none_and_nan_say_that_a_term_does_not_apply(batch, value):
     [
         (math.inf, "returned inf"), (-math.inf, "returned -inf"), (1e39, "returned 1e+39"), (torch.tensor(torch.inf), "inf"),
         (10**400, "returned int"), ("0.5", "returned '0.5'"), (b"1", "returned b'1'"), ([1.0], "returned list"),
-        ({}, "returned dict"), (torch.zeros(2), "returned Tensor"), (np.zeros(2), "returned ndarray"), (1j, "returned complex"),
+        ({}, "returned dict"), (torch.zeros(2), "returned Tensor"), (np.zeros(2), "returned ndarray"),
+        (torch.zeros((), device="meta"), "returned Tensor"), (1j, "returned complex"),
     ],
 )  # fmt: skip
 def test_anything_else_stops_the_run_naming_term_and_task(batch, value, found):

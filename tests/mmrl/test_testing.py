@@ -170,6 +170,10 @@ def tempered(result, batch):
         (on_forward(lambda result, batch: replace(result, log_probs=result.log_probs.double())), "float32 log_probs"),
         (on_forward(tempered), "forward on a fresh rollout equals old_log_probs"),
         (on_forward(lambda result, batch: replace(result, log_probs=result.log_probs.detach())), "gradients reach the policy"),
+        (
+            on_forward(lambda result, batch: replace(result, log_probs=result.log_probs.detach() + 0 * result.log_probs)),
+            "gradients reach the policy",
+        ),
         (with_inputs(Forgetful), "a rollout does not depend|forward follows select"),
         (with_inputs(Disorderly), "forward follows concat"),
         (with_inputs(OneLength), r"inputs.prompt_lengths is \[N\]"),
