@@ -66,7 +66,9 @@ class Updater:
         totals: processes.Totals = {}
         group_ids = collected.batch.group_ids
         for _ in range(self.config.trainer.epochs_per_batch):
-            for groups in group_ids.unique().tensor_split(self.config.trainer.minibatches):
+            for part in range(self.config.trainer.minibatches):
+                # Every n-th group, since a process holds a contiguous share: blocks would depend on the number of processes.
+                groups = group_ids.unique()[part :: self.config.trainer.minibatches]
                 rows = torch.isin(group_ids, groups).nonzero()[:, 0]
                 totals = processes.add(totals, self._optimizer_step(collected, rows))
         return totals

@@ -112,6 +112,13 @@ def test_two_processes_agree_with_one_over_epochs_micro_batches_and_a_kl_term(ba
     )  # fmt: skip
 
 
+def test_minibatches_hold_the_same_groups_on_any_number_of_processes(bandit_config):
+    assert_two_processes_train_as_one(
+        bandit_config, BanditAdapter, algorithm="grpo", sampling={"tasks_per_step": 8}, optimizer={"eps": 1e-3},
+        trainer={"num_steps": 3, "minibatches": 2},
+    )  # fmt: skip
+
+
 def only_contexts_0_and_1(task, outcome):
     return share_of_right_arms(task, outcome) if task.context < 2 else 0.5
 

@@ -186,10 +186,12 @@ def test_the_horizon_is_the_longest_rollout_unless_set(make, horizon, used):
 
 def test_every_epoch_walks_through_all_groups_and_never_splits_one(make):
     run = make(trainer={"epochs_per_batch": 3, "minibatches": 2}, sampling={"tasks_per_step": 4})
-    run.updater.update(collected_from(uneven_rollouts(run.policy)))
+    rollouts = uneven_rollouts(run.policy)
+    run.updater.update(collected_from(rollouts))
     groups = [sorted(set(batch.group_ids.tolist())) for batch in run.adapter.batches]
-    assert groups == [[0, 1, 2], [3, 4]] * 3
-    assert [len(batch) for batch in run.adapter.batches] == [8, 8] * 3
+    assert groups == [[0, 2, 4], [1, 3]] * 3  # every second one, whatever share of the groups a process holds
+    sizes = [sum(int((rollouts.group_ids == group).sum()) for group in part) for part in groups]
+    assert [len(batch) for batch in run.adapter.batches] == sizes and sum(sizes) == 3 * len(rollouts)
     assert len(run.gradients) == run.updater.optimizer_step == 6
 
 
