@@ -81,7 +81,8 @@ def test_what_a_run_has_written_needs_resume_or_overwrite(directory, left_behind
 def test_a_folder_with_other_files_is_no_run(directory):
     directory.path.mkdir()
     (directory.path / "notes.txt").write_text("mine")
-    directory.prepare(resume=False, overwrite=False)
+    directory.prepare(resume=False, overwrite=False)  # neither refused as a run, nor emptied
+    assert (directory.path / "notes.txt").read_text() == "mine"
 
 
 # What is in it
