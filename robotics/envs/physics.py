@@ -3,12 +3,15 @@
 Nothing here knows a task, a reward or an instruction. Lengths are metres in the arm's base frame (x forward, y left, z up).
 Joints are in the robot's units, those that LeRobot's SO-101 follower reports and takes: degrees for the five arm joints and
 0 (closed) to 100 (open) for the gripper. ``S`` counts simulations, ``n`` the rows of one call, ``A`` = 6 joints.
+
+Objects fill named *slots*, the same in every scene. What a layout does not use is parked below the table, where it takes no
+part in anything and is reported as `ABSENT`; the same happens to a block that falls off.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,9 +20,22 @@ import numpy as np
 from mujoco.batch import Batch, SimulationError
 from numpy.typing import NDArray
 
+from mmrl.errors import DataError
+
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 """Names in LeRobot's order; the order of every joint array here."""
+BLOCKS = ("red", "green", "blue", "yellow")
+SLOTS = (*BLOCKS, "bowl", "zone", "drawer", "button")
+"""Objects in the order of every observation."""
+SLIDES = ("drawer", "button")
+ABSENT = (0.2, 0.0, -0.15)
+"""Where a slot is said to be that the scene lacks or the layout does not use, metres."""
 
+_BODIES = {"bowl": "bowl", "zone": "zone", "drawer": "cabinet", "button": "button_base"}  # that are placed
+_SITES = {"bowl": "bowl_floor", "drawer": "drawer_handle", "button": "button_top"}  # that say where they are
+_BELOW = -0.1  # metres: deeper than this is parked
+_PARKED = {name: np.array([0.2, 0.15 * i - 0.5, -0.5]) for i, name in enumerate(SLOTS)}
+_NOTHING: Mapping[str, float] = {}
 _log = logging.getLogger(__name__)
 _POSITIONS = int(mujoco.mjtStage.mjSTAGE_POS)
 _NO_STAGE = int(mujoco.mjtStage.mjSTAGE_NONE)
@@ -46,6 +62,7 @@ class ArmPhysics:
         self.num_substeps = round(1.0 / (control_hz * self.model.opt.timestep))
         self._batch = Batch(self.model, num_sims, num_threads)
         self._qpos, self._ctrl = self._batch.bind("qpos"), self._batch.bind("ctrl")
+        self._qvel, self._applied = self._batch.bind("qvel"), self._batch.bind("qfrc_applied")
         self._mocap, self._sites = self._batch.bind("mocap_pos"), self._batch.bind("site_xpos")
         self._gripper_site = self.model.site("gripper_site").id
         joints = [self.model.joint(name) for name in JOINTS]
@@ -59,6 +76,15 @@ class ArmPhysics:
         self._scale[-1], self._offset[-1] = 100.0 / (high - low), -100.0 * low / (high - low)
         self.joint_limits: NDArray[np.float64] = self.to_robot_units(ranges.T).T
         """``[A, 2]`` lowest and highest position of each joint, robot units."""
+        bodies = {self.model.body(i).name for i in range(self.model.nbody)}
+        self._blocks = {color: self.model.joint(f"block_{color}") for color in BLOCKS if f"block_{color}" in bodies}
+        self._movable = {color: f"target_{color}" for color in BLOCKS if f"target_{color}" in bodies}
+        self._movable |= {name: body for name, body in _BODIES.items() if body in bodies}
+        self.slots: tuple[str, ...] = tuple(name for name in SLOTS if name in self._blocks or name in self._movable)
+        """Slots that the scene has, in the order of `SLOTS`."""
+        self._heights = np.array([int(joint.qposadr[0]) + 2 for joint in self._blocks.values()], np.int64)
+        self._block_dofs = np.array([int(joint.dofadr[0]) for joint in self._blocks.values()], np.int64)
+        self._block_bodies = np.array([int(joint.bodyid[0]) for joint in self._blocks.values()], np.int64)
         self.reset()
 
     @property
@@ -75,9 +101,34 @@ class ArmPhysics:
         """``[S, 3]``: the point between the finger tips, metres."""
         return self._sites[:, self._gripper_site].copy()
 
+    def slot_position(self, name: str) -> NDArray[np.float64]:
+        """``[S, 3]`` metres: centre of a block, sphere, zone or the bowl's floor; the drawer's handle; the button's top."""
+        self._check_slot(name)
+        if name in self._blocks:
+            start = int(self._blocks[name].qposadr[0])
+            position = self._qpos[:, start : start + 3]
+        elif name in _SITES:
+            position = self._sites[:, self.model.site(_SITES[name]).id]
+        else:
+            position = self._mocap[:, self._mocap_row(name)]
+        return np.where(position[:, 2:] < _BELOW, ABSENT, position)
+
+    def block_yaw(self, color: str) -> NDArray[np.float64]:
+        """``[S]`` radians in (-pi, pi]: how far a block is turned about the vertical; 0 for a sphere."""
+        self._check_slot(color)
+        if color not in self._blocks:
+            return np.zeros(self.num_sims)
+        start = int(self._blocks[color].qposadr[0]) + 3
+        w, x, y, z = self._qpos[:, start : start + 4].T
+        return np.arctan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+
+    def slide(self, name: str) -> NDArray[np.float64]:
+        """``[S]`` metres: how far the ``drawer`` is open or the ``button`` is pressed."""
+        self._check_slot(name)
+        return self._qpos[:, int(self.model.joint(name).qposadr[0])].copy()
+
     def target_position(self, name: str) -> NDArray[np.float64]:
-        """``[S, 3]``: where the mocap body ``target_<name>`` is, metres."""
-        return self._mocap[:, self._mocap_row(name)].copy()
+        return self.slot_position(name)
 
     def gripper_jacobian(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """``[n, 3, A]``: metres that the gripper moves per radian of each joint."""
@@ -108,16 +159,46 @@ class ArmPhysics:
         self._batch.state[slice(None) if rows is None else rows] = states
         self._batch.forward(ids=rows, stage=_POSITIONS)
 
-    def place(self, row: int, *, joints: NDArray[np.float64], targets: dict[str, NDArray[np.float64]]) -> None:
-        """From the model's defaults, hold ``joints`` (``[A]``, robot units) at rest with targets at ``[3]`` positions."""
+    def place(
+        self,
+        row: int,
+        *,
+        joints: NDArray[np.float64],
+        positions: Mapping[str, NDArray[np.float64]] | None = None,
+        yaws: Mapping[str, float] = _NOTHING,
+        slides: Mapping[str, float] = _NOTHING,
+        targets: Mapping[str, NDArray[np.float64]] | None = None,
+    ) -> None:
+        """From the model's defaults, hold ``joints`` (``[A]``, robot units) at rest among the objects of ``positions``.
+
+        ``positions`` are ``[3]`` metres by slot: centres of blocks, spheres and the zone, the point of the table under the
+        bowl, under the handle of the closed drawer, or under the button. Slots that are not named are parked. ``yaws`` are
+        radians by colour, ``slides`` metres by name.
+        """
         ids = np.array([row])
+        positions = positions if positions is not None else targets or {}
+        for name in (*positions, *yaws, *slides):
+            self._check_slot(name)
         self._batch.reset(ids=ids, stage=_NO_STAGE)
         radians = self.to_radians(joints)
         self._qpos[row, self._joint_rows] = radians
         self._ctrl[row, self._actuators] = radians
-        for name, position in targets.items():
-            self._mocap[row, self._mocap_row(name)] = position
+        for name in self.slots:
+            position = positions.get(name, _PARKED[name])
+            if name in self._blocks:
+                start, half = int(self._blocks[name].qposadr[0]), 0.5 * yaws.get(name, 0.0)
+                self._qpos[row, start : start + 7] = [*position, np.cos(half), 0.0, 0.0, np.sin(half)]
+            else:
+                self._mocap[row, self._mocap_row(name)] = position
+        for name, distance in slides.items():
+            self._qpos[row, int(self.model.joint(name).qposadr[0])] = distance
+        self._carry_parked(ids)
         self._batch.forward(ids=ids, stage=_POSITIONS)
+
+    def settle(self, rows: NDArray[np.int64], num_steps: int) -> None:
+        """Let things come to rest: ``num_steps`` control periods with the arm commanded to stay where it is commanded."""
+        for _ in range(num_steps):
+            self.advance(self.to_robot_units(self._ctrl[rows[:, None], self._actuators]), rows)
 
     def push(self, row: int, body: str, force: NDArray[np.float64]) -> None:
         """Apply a force (``[3]``, newtons, world frame) to a body until it is replaced or the simulation is reset."""
@@ -131,6 +212,7 @@ class ArmPhysics:
         """
         sound = np.isfinite(targets).all(axis=1)
         moving = rows[sound]
+        self._carry_parked(rows)
         before = self.states()
         self._batch.warning[:] = 0  # MuJoCo restarts a diverged simulation's counters, so only counts from zero can be read
         clipped = np.clip(targets[sound], self.joint_limits[:, 0], self.joint_limits[:, 1])
@@ -152,8 +234,20 @@ class ArmPhysics:
         self._batch.get_data(row, data)
         mujoco.mj_forward(self.model, data)
 
+    def _carry_parked(self, rows: NDArray[np.int64]) -> None:
+        """Hold the weight of parked blocks, so that they rest without a contact."""
+        below = self._qpos[rows[:, None], self._heights] < _BELOW  # [n, blocks]
+        weights = -self.model.opt.gravity[2] * self.model.body_mass[self._block_bodies]
+        self._applied[rows[:, None], self._block_dofs + 2] = np.where(below, weights, 0.0)
+        index, block = np.nonzero(below)
+        self._qvel[rows[index, None], self._block_dofs[block][:, None] + np.arange(6)] = 0.0
+
     def _mocap_row(self, name: str) -> int:
-        return int(self.model.body(f"target_{name}").mocapid[0])
+        return int(self.model.body(self._movable[name]).mocapid[0])
+
+    def _check_slot(self, name: str) -> None:
+        if name not in self.slots:
+            raise DataError(f"{name!r} is not in this scene; it has: {', '.join(self.slots)}.")
 
 
 @contextmanager
