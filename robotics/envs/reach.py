@@ -6,13 +6,13 @@ one is meant: the other three are distractors, too far apart for one position to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmrl.errors import DataError
-from robotics.envs.instructions import COLORS, HELD_OUT_REACH_TEMPLATES, REACH_TEMPLATES
+from robotics.envs.instructions import COLORS, PHRASINGS
 from robotics.envs.physics import JOINTS, ArmPhysics
 
 _HOME = np.array([0.0, -20.0, 20.0, 30.0, 0.0, 20.0])  # robot units: the hand in front of the table's middle
@@ -24,15 +24,14 @@ _MIN_TRAVEL = 0.10  # and from the home position, so that standing still is not 
 
 
 class ReachFamily:
-    """See `robotics.envs.families.TaskFamily`."""
+    """Success: the point between the fingers is within 3 cm of the sphere. See `robotics.envs.families.TaskFamily`."""
 
     name = "reach"
     scene = "reach/scene.xml"
     goals = COLORS
     tolerance = 0.03
     hold_steps = 4
-    # The same half-width for all three axes and all points, so that differences of normalised positions keep their direction.
-    environment_bounds = np.tile(np.array([[-0.1, 0.5], [-0.3, 0.3], [-0.15, 0.45]]), (1 + len(COLORS), 1))
+    max_env_steps = 40
 
     def draw_goal(self, seed: int) -> str:
         return self.goals[np.random.default_rng([seed, 1]).integers(len(self.goals))]
@@ -40,11 +39,12 @@ class ReachFamily:
     def instruction(self, goal: str, seed: int, *, held_out: bool = False) -> str:
         if goal not in self.goals:
             raise DataError(f"reach: goal {goal!r} is not in the scene; expected one of: {', '.join(self.goals)}.")
-        templates = HELD_OUT_REACH_TEMPLATES if held_out else REACH_TEMPLATES
+        templates = PHRASINGS["reach"].held_out if held_out else PHRASINGS["reach"].seen
         choice = np.random.default_rng([seed, 2, self.goals.index(goal)]).integers(len(templates))
         return templates[choice].format(goal)
 
-    def arrange(self, physics: ArmPhysics, row: int, seed: int) -> None:
+    def arrange(self, physics: ArmPhysics, row: int, seed: int, goal: str) -> None:
+        """The layout of ``seed`` is the same for every goal."""
         rng = np.random.default_rng([seed, 0])
         joints = _HOME + _HOME_JITTER * rng.uniform(-1.0, 1.0, len(JOINTS))
         taken = [_HOME_GRIPPER]
@@ -55,16 +55,13 @@ class ReachFamily:
             gaps = [_MIN_TRAVEL] + [_MIN_SEPARATION] * (len(taken) - 1)
             if all(np.linalg.norm(point - other) >= gap for other, gap in zip(taken, gaps)):
                 taken.append(point)
-        physics.place(row, joints=joints, targets=dict(zip(self.goals, taken[1:])))
+        physics.place(row, joints=joints, positions=dict(zip(self.goals, taken[1:])))
 
-    def observation(self, physics: ArmPhysics) -> Mapping[str, NDArray[np.float32]]:
-        points = [physics.gripper_position(), *(physics.target_position(color) for color in self.goals)]
-        return {
-            "agent_pos": physics.joint_positions().astype(np.float32),
-            "environment_state": np.concatenate(points, axis=1).astype(np.float32),
-        }
-
-    def distance(self, physics: ArmPhysics, goals: Sequence[str]) -> NDArray[np.float64]:
-        positions = {goal: physics.target_position(goal) for goal in set(goals)}
-        wanted = np.stack([positions[goal][row] for row, goal in enumerate(goals)])
-        return np.linalg.norm(physics.gripper_position() - wanted, axis=1)
+    def assess(
+        self, physics: ArmPhysics, rows: NDArray[np.int64], goals: Sequence[str]
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Distance from the gripper to the sphere."""
+        places = {goal: physics.slot_position(goal)[rows] for goal in set(goals)}
+        wanted = np.array([places[goal][i] for i, goal in enumerate(goals)]).reshape(-1, 3)
+        left = np.linalg.norm(physics.gripper_position()[rows] - wanted, axis=1)
+        return left, left <= self.tolerance
