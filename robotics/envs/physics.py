@@ -11,16 +11,17 @@ part in anything and is reported as `ABSENT`; the same happens to a block that f
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import mujoco
 import numpy as np
 from mujoco.batch import Batch, SimulationError
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mmrl.errors import DataError
+from robotics.envs.perturbations import Push, forces_at, own_fields, scale_parameters
 
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 """Names in LeRobot's order; the order of every joint array here."""
@@ -60,10 +61,8 @@ class ArmPhysics:
         self.model = mujoco.MjModel.from_xml_path(str(scene))
         self.control_hz = control_hz
         self.num_substeps = round(1.0 / (control_hz * self.model.opt.timestep))
-        self._batch = Batch(self.model, num_sims, num_threads)
-        self._qpos, self._ctrl = self._batch.bind("qpos"), self._batch.bind("ctrl")
-        self._qvel, self._applied = self._batch.bind("qvel"), self._batch.bind("qfrc_applied")
-        self._mocap, self._sites = self._batch.bind("mocap_pos"), self._batch.bind("site_xpos")
+        self._num_threads = num_threads
+        self._open(num_sims)
         self._gripper_site = self.model.site("gripper_site").id
         joints = [self.model.joint(name) for name in JOINTS]
         self._joint_rows = np.array([int(joint.qposadr[0]) for joint in joints])
@@ -86,6 +85,13 @@ class ArmPhysics:
         self._block_dofs = np.array([int(joint.dofadr[0]) for joint in self._blocks.values()], np.int64)
         self._block_bodies = np.array([int(joint.bodyid[0]) for joint in self._blocks.values()], np.int64)
         self.reset()
+
+    def _open(self, num_sims: int) -> None:
+        self._batch = Batch(self.model, num_sims, self._num_threads)
+        self._qpos, self._ctrl = self._batch.bind("qpos"), self._batch.bind("ctrl")
+        self._qvel, self._applied = self._batch.bind("qvel"), self._batch.bind("qfrc_applied")
+        self._pushes = self._batch.bind("xfrc_applied")
+        self._mocap, self._sites = self._batch.bind("mocap_pos"), self._batch.bind("site_xpos")
 
     @property
     def num_sims(self) -> int:
@@ -164,10 +170,9 @@ class ArmPhysics:
         row: int,
         *,
         joints: NDArray[np.float64],
-        positions: Mapping[str, NDArray[np.float64]] | None = None,
+        positions: Mapping[str, NDArray[np.float64]],
         yaws: Mapping[str, float] = _NOTHING,
         slides: Mapping[str, float] = _NOTHING,
-        targets: Mapping[str, NDArray[np.float64]] | None = None,
     ) -> None:
         """From the model's defaults, hold ``joints`` (``[A]``, robot units) at rest among the objects of ``positions``.
 
@@ -176,7 +181,6 @@ class ArmPhysics:
         radians by colour, ``slides`` metres by name.
         """
         ids = np.array([row])
-        positions = positions if positions is not None else targets or {}
         for name in (*positions, *yaws, *slides):
             self._check_slot(name)
         self._batch.reset(ids=ids, stage=_NO_STAGE)
@@ -202,7 +206,34 @@ class ArmPhysics:
 
     def push(self, row: int, body: str, force: NDArray[np.float64]) -> None:
         """Apply a force (``[3]``, newtons, world frame) to a body until it is replaced or the simulation is reset."""
-        self._batch.bind("xfrc_applied")[row, self.model.body(body).id, :3] = force
+        self._pushes[row, self.model.body(body).id, :3] = force
+
+    def apply_pushes(self, row: int, pushes: Sequence[Push], step: int) -> None:
+        """Replace all forces on simulation ``row`` by those of ``pushes`` that act in control step ``step``."""
+        self._pushes[row] = forces_at(self.model, pushes, step)
+
+    def clear_pushes(self, rows: NDArray[np.int64]) -> None:
+        """No forces on ``rows`` any more: MuJoCo itself keeps a force until it is replaced."""
+        self._pushes[rows] = 0.0
+
+    def set_parameters(self, rows: NDArray[np.int64], **scales: ArrayLike) -> None:
+        """Give ``rows`` their own masses, friction, damping or servo strength; see `scale_parameters` for the names.
+
+        Parameters are no part of a state: they stay with the row through `reset`, `place` and `restore`.
+        """
+        scale_parameters(self._batch, rows, **scales)
+        self._batch.forward(ids=rows, stage=_POSITIONS)
+
+    def parameters_reset(self) -> None:
+        """Every simulation goes on with the model as it is in its file, bit for bit."""
+        if own_fields(self._batch):
+            states = self.states()
+            self._open(self.num_sims)
+            self.restore(states)
+
+    def parameters(self, row: int) -> mujoco.MjModel:
+        """The model that simulation ``row`` runs on. Not to be changed."""
+        return self._batch.get_model(row) if own_fields(self._batch) else self.model
 
     def advance(self, targets: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Hold joint ``targets`` (``[n, A]``, robot units, clipped to the limits) for one control period.
@@ -232,12 +263,14 @@ class ArmPhysics:
     def copy_to(self, row: int, data: mujoco.MjData) -> None:
         """Write one simulation into ``data``, derived quantities included, for rendering or for any ``mj_`` function."""
         self._batch.get_data(row, data)
-        mujoco.mj_forward(self.model, data)
+        mujoco.mj_forward(self.parameters(row), data)
 
     def _carry_parked(self, rows: NDArray[np.int64]) -> None:
         """Hold the weight of parked blocks, so that they rest without a contact."""
         below = self._qpos[rows[:, None], self._heights] < _BELOW  # [n, blocks]
-        weights = -self.model.opt.gravity[2] * self.model.body_mass[self._block_bodies]
+        masses = self._batch.expanded("body_mass")
+        masses = self.model.body_mass[self._block_bodies] if masses is None else masses[rows[:, None], self._block_bodies]
+        weights = -self.model.opt.gravity[2] * masses
         self._applied[rows[:, None], self._block_dofs + 2] = np.where(below, weights, 0.0)
         index, block = np.nonzero(below)
         self._qvel[rows[index, None], self._block_dofs[block][:, None] + np.arange(6)] = 0.0

@@ -33,10 +33,10 @@ def test_the_gripper_is_where_the_link_lengths_put_it():
     physics = ArmPhysics(sim_asset("reach/scene.xml"))
     np.testing.assert_allclose(physics.gripper_position()[0], [0.292, 0.0, 0.232], atol=1e-12)
     # Upper arm leaning forward by 90 degrees: it adds to the reach, and forearm and hand hang down.
-    physics.place(0, joints=np.array([0.0, 90.0, 0.0, 0.0, 0.0, 0.0]), targets={})
+    physics.place(0, joints=np.array([0.0, 90.0, 0.0, 0.0, 0.0, 0.0]), positions={})
     np.testing.assert_allclose(physics.gripper_position()[0], [0.030 + 0.116, 0.0, 0.116 - 0.262], atol=1e-12)
     # Turned left by 90 degrees, forward becomes y.
-    physics.place(0, joints=np.array([90.0, 0.0, 0.0, 0.0, 0.0, 0.0]), targets={})
+    physics.place(0, joints=np.array([90.0, 0.0, 0.0, 0.0, 0.0, 0.0]), positions={})
     np.testing.assert_allclose(physics.gripper_position()[0], [0.0, 0.292, 0.232], atol=1e-12)
 
 
@@ -46,7 +46,7 @@ def test_joints_are_in_degrees_and_the_gripper_runs_from_0_closed_to_100_open():
     np.testing.assert_allclose(physics.joint_limits[0], [-110.0, 110.0])
     tips = []
     for opening in (0.0, 50.0, 100.0):
-        physics.place(0, joints=np.array([0.0, 0.0, 0.0, 0.0, 0.0, opening]), targets={})
+        physics.place(0, joints=np.array([0.0, 0.0, 0.0, 0.0, 0.0, opening]), positions={})
         data = mujoco.MjData(physics.model)
         physics.copy_to(0, data)
         tips.append(np.linalg.norm(data.geom("moving_jaw").xpos - data.geom("fixed_jaw").xpos))

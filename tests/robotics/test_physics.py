@@ -49,8 +49,8 @@ def test_placing_and_resetting_clear_pushes_commands_and_warm_starts():
     defaults = fresh.states()
     used.push(0, "hand", np.array([3.0, 0.0, 0.0]))
     drive(used, commands(used, 5))
-    used.place(0, joints=joints, targets=targets)
-    fresh.place(0, joints=joints, targets=targets)
+    used.place(0, joints=joints, positions=targets)
+    fresh.place(0, joints=joints, positions=targets)
     np.testing.assert_array_equal(used.states(), fresh.states())
     used.push(0, "hand", np.array([3.0, 0.0, 0.0]))
     drive(used, commands(used, 5))
@@ -60,7 +60,7 @@ def test_placing_and_resetting_clear_pushes_commands_and_warm_starts():
 
 def test_a_placed_arm_is_commanded_to_stay_where_it_is():
     physics, joints = ArmPhysics(SCENE), np.array([5.0, -20.0, 20.0, 30.0, 0.0, 20.0])
-    physics.place(0, joints=joints, targets={})
+    physics.place(0, joints=joints, positions={})
     data = mujoco.MjData(physics.model)
     physics.copy_to(0, data)
     np.testing.assert_array_equal(data.ctrl, data.qpos)
@@ -116,10 +116,10 @@ def test_commands_beyond_a_limit_are_clipped_to_it():
 def test_the_gripper_jacobian_is_the_slope_of_the_gripper_position():
     physics = ArmPhysics(SCENE)
     joints, step = np.array([10.0, -20.0, 30.0, 20.0, 5.0, 30.0]), 1e-4
-    physics.place(0, joints=joints, targets={})
+    physics.place(0, joints=joints, positions={})
     jacobian, start = physics.gripper_jacobian(np.array([0]))[0], physics.gripper_position()[0]
     for i in range(len(joints)):
         radians = physics.to_radians(joints)
         radians[i] += step
-        physics.place(0, joints=physics.to_robot_units(radians), targets={})
+        physics.place(0, joints=physics.to_robot_units(radians), positions={})
         np.testing.assert_allclose((physics.gripper_position()[0] - start) / step, jacobian[:, i], atol=1e-4)
