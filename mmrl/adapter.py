@@ -50,8 +50,12 @@ class Adapter(Protocol):
         """
         ...
 
-    def demonstrate(self, policy: nn.Module, tasks: Sequence[Task]) -> RolloutBatch:
-        """One rollout per task that follows its demonstration (for supervised warm-up); ``old_log_probs`` are zeros."""
+    def demonstrate(self, policy: nn.Module, tasks: Sequence[Task], *, seeds: Tensor) -> RolloutBatch:
+        """One rollout per task that follows its demonstration (for supervised warm-up); ``old_log_probs`` are zeros.
+
+        ``seeds`` is int64 ``[P]``: where a demonstration has a random part (noise of a flow objective, a choice of frames), it
+        comes from there.
+        """
         ...
 
     def forward(self, policy: nn.Module, batch: RolloutBatch, needs: frozenset[str] = frozenset()) -> Forward:

@@ -22,6 +22,9 @@ MODALITIES: dict[str, tuple[str, ...]] = {
     "robotics": ("robotics.config:RoboticsRunConfig", "robotics.adapter:build_adapter"),
 }
 
+MODALITY_COMMANDS = {"demos": "robotics.commands.demos", "rollout": "robotics.commands.rollout"}
+"""Commands that one modality alone has; each module has ``SUMMARY``, ``add_arguments`` and ``run``, and is light to import."""
+
 OVERRIDES_HELP = "values to change, for example trainer.num_steps=20 seed=3"
 
 
@@ -83,6 +86,10 @@ def build_parser() -> argparse.ArgumentParser:
     export.add_argument("--checkpoint", type=Path, help="a checkpoint of the run (default: the newest)")
     export.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to write")
     export.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="precision of the weights")
+
+    for name, module_name in MODALITY_COMMANDS.items():
+        module = importlib.import_module(module_name)
+        module.add_arguments(add(name, module.run, module.SUMMARY, config=False))
 
     add("show", show_command, "print the resolved config")
     schema = add("schema", schema_command, "print the JSON Schema of a modality's configs, for editors", config=False)

@@ -87,7 +87,8 @@ def _roll_out_and_score(
     first = accelerator.process_index * share
     tasks = sampler.next(num_tasks)[first : first + share]
     if config.algorithm.source == "demonstrations":
-        batch = adapter.demonstrate(policy, tasks)
+        seeds = rollout_seeds(config.seed, train_step, attempt, num_tasks)
+        batch = adapter.demonstrate(policy, tasks, seeds=seeds[first : first + share])
     else:
         seeds = rollout_seeds(config.seed, train_step, attempt, num_tasks * group_size)
         mine = seeds[first * group_size : (first + share) * group_size]

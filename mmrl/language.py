@@ -146,7 +146,7 @@ class LanguageAdapter:
             inputs=CompletionInputs(prompts=tuple(prompts), prompt_index=index, tokens=sampled.tokens),
         )
 
-    def demonstrate(self, policy: nn.Module, tasks: Sequence[ChatTask]) -> RolloutBatch:
+    def demonstrate(self, policy: nn.Module, tasks: Sequence[ChatTask], *, seeds: Tensor) -> RolloutBatch:
         missing = [task.id for task in tasks if not task.demonstration]
         if missing:
             raise DataError(f"task {missing[0]!r} has no demonstration; supervised warm-up needs one for every task.")
@@ -159,7 +159,7 @@ class LanguageAdapter:
         return RolloutBatch(
             tasks=tuple(tasks),
             group_ids=index,
-            seeds=torch.zeros(len(tasks), dtype=torch.long),
+            seeds=seeds,
             outcomes=tuple(self._completion(tuple(row.tolist()), "stop") for row in rows),
             old_log_probs=torch.zeros(tokens.shape),
             loss_mask=mask,

@@ -180,10 +180,10 @@ class BanditAdapter:
         arms = probs.argmax(dim=-1, keepdim=True).expand(-1, width) if greedy else torch.stack(draws)
         return self._record(policy, repeated, arms, seeds, torch.arange(len(tasks)).repeat_interleave(group_size))
 
-    def demonstrate(self, policy: nn.Module, tasks: Sequence[BanditTask]) -> RolloutBatch:
+    def demonstrate(self, policy: nn.Module, tasks: Sequence[BanditTask], *, seeds: Tensor) -> RolloutBatch:
         width = max(task.length for task in tasks)
         arms = torch.tensor([[task.context] * width for task in tasks])
-        return self._record(policy, tasks, arms, torch.zeros(len(tasks), dtype=torch.long), torch.arange(len(tasks)))
+        return self._record(policy, tasks, arms, seeds, torch.arange(len(tasks)))
 
     def forward(self, policy: nn.Module, batch: RolloutBatch, needs: frozenset[str] = frozenset()) -> Forward:
         log_probs = policy(batch.inputs.contexts).log_softmax(dim=-1)  # [n, arms]

@@ -1,7 +1,7 @@
 """Decision makers for `robotics.rollouts.run_episodes` that remember what was seen and decided, for `forward` to score.
 
 Observations pass through the policy's own preprocessor and commands through its postprocessor. Axes: ``N`` episodes, ``n`` of
-them running, ``T`` decisions, ``H`` motions of a chunk, ``A`` joints.
+them running, ``T`` decisions, ``H`` commands of a chunk, ``A`` numbers of a command.
 """
 
 from __future__ import annotations
@@ -11,122 +11,167 @@ from typing import Any
 
 import numpy as np
 import torch
-from lerobot.utils.constants import ACTION, OBS_ENV_STATE, OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
+from lerobot.utils.constants import ACTION, OBS_ENV_STATE, OBS_IMAGES, OBS_STATE
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robotics.inputs import EpisodeInputs
-from robotics.policies import GaussianChunkPolicy, log_density, sum_executed
-from robotics.rollouts import Decide
+from robotics.inputs import EpisodeInputs, pack, unpack
+from robotics.policies.seam import ChunkPolicy, Decision
+from robotics.rollouts import Decide, Episode, Limits, run_episodes
+from robotics.tasks import RobotTask
+from robotics.world import ArmWorld
 
 Preprocess = Callable[[dict[str, Any]], dict[str, Any]]
 Postprocess = Callable[[Tensor], Tensor]
+WorldBuilder = Callable[..., ArmWorld]
 
 _BLOCK = 32
 """Rows of one network call. Matrix products of one shape treat every row alike, products of different shapes round
 differently; with blocks of one shape an episode does not depend, not even in its last bit, on what it is batched with."""
 
 
+def lerobot_names(observation: Mapping[str, NDArray]) -> dict[str, Tensor]:
+    """A world's observation under LeRobot's names; images become floats in [0, 1], ``[n, 3, H, W]``."""
+    names = {"agent_pos": OBS_STATE, "environment_state": OBS_ENV_STATE}
+    batch = {lerobot: torch.from_numpy(observation[name]) for name, lerobot in names.items() if name in observation}
+    for name, image in observation.items():
+        if name.startswith("pixels."):
+            batch[f"{OBS_IMAGES}.{name.removeprefix('pixels.')}"] = torch.from_numpy(image).permute(0, 3, 1, 2).float() / 255.0
+    return batch
+
+
 class Recorder:
-    """Preprocesses observations and keeps them beside the motions that followed."""
+    """Preprocesses observations and keeps them beside the decisions that followed."""
 
-    def __init__(
-        self, policy: GaussianChunkPolicy, preprocess: Preprocess, instructions: Sequence[str], num_decisions: int
-    ) -> None:
-        self.preprocess, self.instructions = preprocess, instructions
-        num, config = len(instructions), policy.config
-        self.state = torch.zeros(num, num_decisions, policy.num_joints)
-        self.environment_state = torch.zeros(num, num_decisions, config.env_state_feature.shape[0])
-        self.words = torch.zeros(num, config.max_words, dtype=torch.int64)
-        self.motions = torch.zeros(num, num_decisions, config.chunk_size, policy.num_joints)
+    def __init__(self, policy: ChunkPolicy, preprocess: Preprocess, instructions: Sequence[str], num_decisions: int) -> None:
+        self.policy, self.preprocess, self.instructions = policy, preprocess, instructions
+        self.shape = (len(instructions), num_decisions)
+        self.observations: dict[str, Tensor] = {}
+        self.records: dict[str, Tensor] = {}
 
-    def see(
-        self, decision: int, rows: Tensor, observation: Mapping[str, NDArray[np.float32]], **more: Tensor
-    ) -> dict[str, Tensor]:
+    def see(self, decision: int, rows: Tensor, observation: Mapping[str, NDArray], **more: Tensor) -> dict[str, Tensor]:
         """The preprocessed batch of the episodes ``rows`` ``[n]``; ``more`` are further entries to preprocess."""
-        batch = self.preprocess(
-            {
-                OBS_STATE: torch.from_numpy(observation["agent_pos"]),
-                OBS_ENV_STATE: torch.from_numpy(observation["environment_state"]),
-                "task": [self.instructions[row] for row in rows.tolist()],
-                **more,
-            }
-        )
-        self.state[rows, decision] = batch[OBS_STATE].cpu()
-        self.environment_state[rows, decision] = batch[OBS_ENV_STATE].cpu()
-        self.words[rows] = batch[OBS_LANGUAGE_TOKENS].cpu()
-        names = (OBS_STATE, OBS_ENV_STATE, OBS_LANGUAGE_TOKENS, OBS_LANGUAGE_ATTENTION_MASK, *more)
-        return {name: batch[name] for name in names}
+        texts = [self.instructions[row] for row in rows.tolist()]
+        batch = self.preprocess({**lerobot_names(observation), "task": texts, **more})
+        seen = {name: pack(name, batch[name].cpu()) for name in self.policy.observation_keys}
+        self._keep(self.observations, decision, rows, seen)
+        return {name: unpack(name, value) for name, value in seen.items()} | {name: batch[name].cpu() for name in more}
+
+    def note(self, decision: int, rows: Tensor, record: Mapping[str, Tensor]) -> None:
+        """Keep the record of a decision."""
+        self._keep(self.records, decision, rows, record)
 
     def inputs(self, executed: Tensor) -> EpisodeInputs:
-        """What was seen and decided, given how many motions of each chunk were executed (``[N, T]``)."""
-        return EpisodeInputs(
-            state=self.state,
-            environment_state=self.environment_state,
-            words=self.words,
-            motions=self.motions,
-            executed=executed,
-        )
+        """What was seen and decided, given how many commands of each chunk were executed (``[N, T]``)."""
+        return EpisodeInputs(observations=self.observations, records=self.records, executed=executed)
+
+    def _keep(self, store: dict[str, Tensor], decision: int, rows: Tensor, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            if name not in store:
+                store[name] = torch.zeros(*self.shape, *value.shape[1:], dtype=value.dtype)
+            store[name][rows, decision] = value
 
 
 class PolicyDriver:
-    """Samples chunks of motions; episode ``i`` uses the noise of ``seeds[i]`` only, drawn up front. ``greedy`` uses none."""
+    """Samples chunks; episode ``i`` uses the noise of ``seeds[i]`` only, drawn up front. ``greedy`` uses none."""
 
     def __init__(
-        self, policy: GaussianChunkPolicy, recorder: Recorder, postprocess: Postprocess, *, seeds: Tensor, greedy: bool
+        self, policy: ChunkPolicy, recorder: Recorder, postprocess: Postprocess, *, seeds: Tensor, greedy: bool
     ) -> None:
         self.policy, self.recorder, self.postprocess = policy, recorder, postprocess
         self.device = next(policy.parameters()).device
-        shape = recorder.motions.shape[1:]
-        if greedy:
-            self.noise = torch.zeros_like(recorder.motions)
-        else:
-            draws = [np.random.default_rng(seed).standard_normal(shape, np.float32) for seed in seeds.tolist()]
-            self.noise = torch.from_numpy(np.stack(draws))
-        self.density = torch.zeros(recorder.motions.shape[:3])  # [N, T, H], log-density of each motion
+        num_decisions = recorder.shape[1]
+        self.noise = None if greedy else normal_draws(seeds, (num_decisions, *policy.noise_shape()))
+        self.density: Tensor | None = None  # [N, T, H], log-density of each command
 
     @torch.no_grad()
-    def __call__(
-        self, decision: int, running: NDArray[np.int64], observation: Mapping[str, NDArray[np.float32]]
-    ) -> NDArray[np.float64]:
+    def __call__(self, decision: int, running: NDArray[np.int64], observation: Mapping[str, NDArray]) -> NDArray[np.float64]:
         """See `robotics.rollouts.Decide`."""
         rows = torch.from_numpy(running)
-        batch = self.recorder.see(decision, rows, observation)
-        mean, log_std = self._distribution(batch)
-        motions = mean + log_std.exp() * self.noise[rows, decision]
-        self.recorder.motions[rows, decision] = motions
-        self.density[rows, decision] = log_density(motions, mean, log_std)
-        return self.postprocess(self.policy.decode(batch[OBS_STATE].cpu(), motions)).double().numpy()
+        seen = self.recorder.see(decision, rows, observation)
+        decided = self._decide(seen, None if self.noise is None else self.noise[rows, decision])
+        self.recorder.note(decision, rows, decided.record)
+        if self.density is None:
+            self.density = torch.zeros(*self.recorder.shape, decided.density.shape[1])
+        self.density[rows, decision] = decided.density
+        return self.postprocess(decided.chunk).double().numpy()
 
-    def log_probs(self, executed: Tensor) -> Tensor:
-        """``[N, T]`` log-densities of the executed part of each decision, as recorded while acting; 0 after the end."""
-        return sum_executed(self.density, executed)
-
-    def _distribution(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The policy's mean ``[n, H, A]`` and log standard deviation ``[A]`` on the CPU, in blocks of equal shape."""
-        num = len(batch[OBS_STATE])
+    def _decide(self, observation: dict[str, Tensor], noise: Tensor | None) -> Decision:
+        """The policy's decisions on the CPU, made in blocks of equal shape."""
+        num = len(next(iter(observation.values())))
         padded = torch.arange(-(-num // _BLOCK) * _BLOCK).clamp(max=num - 1)  # the last row fills the last block
-        means = []
+        parts = []
         for rows in padded.split(_BLOCK):
-            mean, log_std = self.policy.distribution({name: value[rows].to(self.device) for name, value in batch.items()})
-            means.append(mean)
-        return torch.cat(means)[:num].cpu(), log_std.cpu()
+            block = {name: value[rows].to(self.device) for name, value in observation.items()}
+            parts.append(self.policy.decide(block, None if noise is None else noise[rows].to(self.device)))
+        join = lambda values: torch.cat(values)[:num].cpu()  # noqa: E731
+        return Decision(
+            chunk=join([part.chunk for part in parts]),
+            record={name: join([part.record[name] for part in parts]) for name in parts[0].record},
+            density=join([part.density for part in parts]),
+        )
 
 
 class ExpertDriver:
-    """Follows an expert as closely as the policy's motions allow, and records those motions."""
+    """Follows an expert as closely as the policy can express, and records the demonstrated decisions."""
 
-    def __init__(self, policy: GaussianChunkPolicy, recorder: Recorder, postprocess: Postprocess, *, expert: Decide) -> None:
+    def __init__(
+        self, policy: ChunkPolicy, recorder: Recorder, postprocess: Postprocess, *, expert: Decide, seeds: Tensor
+    ) -> None:
         self.policy, self.recorder, self.postprocess, self.expert = policy, recorder, postprocess, expert
+        self.noise = normal_draws(seeds, (recorder.shape[1], *policy.noise_shape()))
 
-    def __call__(
-        self, decision: int, running: NDArray[np.int64], observation: Mapping[str, NDArray[np.float32]]
-    ) -> NDArray[np.float64]:
+    @torch.no_grad()
+    def __call__(self, decision: int, running: NDArray[np.int64], observation: Mapping[str, NDArray]) -> NDArray[np.float64]:
         """See `robotics.rollouts.Decide`."""
         rows = torch.from_numpy(running)
         wanted = torch.from_numpy(self.expert(decision, running, observation)).float()
-        batch = self.recorder.see(decision, rows, observation, **{ACTION: wanted})
-        state = batch[OBS_STATE].cpu()
-        motions = self.policy.encode(state, batch[ACTION].cpu())
-        self.recorder.motions[rows, decision] = motions
-        return self.postprocess(self.policy.decode(state, motions)).double().numpy()
+        seen = self.recorder.see(decision, rows, observation, **{ACTION: wanted})
+        chunk = seen.pop(ACTION)
+        self.recorder.note(decision, rows, self.policy.imitate(seen, chunk, self.noise[rows, decision]))
+        return self.postprocess(chunk).double().numpy()
+
+
+def attempt(
+    policy: ChunkPolicy, preprocess: Preprocess, postprocess: Postprocess, tasks: Sequence[RobotTask], *, group_size: int,
+    seeds: Tensor, greedy: bool, limits: Limits, make_world: WorldBuilder,
+) -> tuple[list[Episode], Tensor, EpisodeInputs]:  # fmt: skip
+    """One episode of ``policy`` per task and member of its group, all in one scene.
+
+    ``limits`` has a row per task and member. Gives the episodes, the log-densities ``[N, T, H]`` of every command as recorded
+    while acting, and what `forward` needs.
+    """
+    rows = [task for task in tasks for _ in range(group_size)]
+    recorder = Recorder(policy, preprocess, [task.instruction for task in rows], limits.num_decisions)
+    driver = PolicyDriver(policy, recorder, postprocess, seeds=seeds, greedy=greedy)
+    world = make_world(tasks, group_size=group_size)
+    try:
+        episodes = run_episodes(world, driver, limits)
+    finally:
+        world.close()
+    return episodes, driver.density, recorder.inputs(executed_counts(episodes))
+
+
+def executed_counts(episodes: Sequence[Episode]) -> Tensor:
+    """``[N, T]`` commands executed of each decision."""
+    return torch.stack([torch.from_numpy(episode.executed) for episode in episodes])
+
+
+def normal_draws(seeds: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``[N, *shape]`` float32 standard normals; row ``i`` depends on ``seeds[i]`` only."""
+    draws = [np.random.default_rng(seed).standard_normal(shape, np.float32) for seed in seeds.tolist()]
+    return torch.from_numpy(np.stack(draws))
+
+
+def sum_executed(per_command: Tensor, executed: Tensor) -> Tensor:
+    """Sum ``[..., H]`` over the first ``executed`` ``[...]`` commands of each chunk.
+
+    Commands that were decided and never executed changed nothing, so they are not part of the decision.
+    """
+    return mask_executed(per_command, executed).sum(dim=-1)
+
+
+def mask_executed(per_command: Tensor, executed: Tensor) -> Tensor:
+    """``[..., H]`` with zeros from ``executed`` ``[...]`` on."""
+    taken = torch.arange(per_command.shape[-1], device=per_command.device) < executed[..., None]
+    return torch.where(taken, per_command, 0.0)

@@ -1,7 +1,8 @@
 """The robot adapter: LeRobot policies in MuJoCo, behind `mmrl.adapter.Adapter`.
 
-A decision (the ``T`` axis) is one look at the observation and the chunk of joint motions that follows from it. The policy is
-asked through the same LeRobot preprocessor and postprocessor that are saved with it, so what is trained is what is deployed.
+A decision (the ``T`` axis) is one look at the observation and the chunk of commands that follows from it, or each command of
+that chunk (``rollout.decisions``). The policy is asked through the same LeRobot preprocessor and postprocessor that are saved
+with it, so what is trained is what is deployed.
 """
 
 from __future__ import annotations
@@ -10,30 +11,31 @@ import copy
 import io
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from lerobot.utils.constants import OBS_ENV_STATE, OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
+from lerobot.utils.constants import ACTION
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.errors import AdapterError, DataError
+from mmrl.errors import AdapterError, ConfigError, DataError
 from mmrl.types import Forward, Media, RolloutBatch, Sample
 from robotics import checkpoints
-from robotics.acting import ExpertDriver, PolicyDriver, Recorder
+from robotics.acting import ExpertDriver, Recorder, attempt, executed_counts, mask_executed, normal_draws
 from robotics.assets import sim_asset
 from robotics.config import RoboticsRunConfig
 from robotics.envs.families import build_family
 from robotics.envs.physics import JOINTS, ArmPhysics
-from robotics.envs.rendering import SceneRenderer
-from robotics.experts import EXPERTS
+from robotics.experts import make_expert
 from robotics.inputs import EpisodeInputs
-from robotics.policies import GaussianChunkPolicy, build_processors, entropy, log_density, policy_config, sum_executed
+from robotics.policies.building import as_chunk_policy, build_processors, cameras_of, new_policy, policy_config
 from robotics.rewards import REWARDS
-from robotics.rollouts import Decide, Episode, arrange_groups, run_episodes
+from robotics.rollouts import Episode, Limits, limits_of, run_episodes
 from robotics.tasks import RobotTask, RobotTasks
+from robotics.world import ArmWorld
 
 
 class RoboticsAdapter:
@@ -43,96 +45,117 @@ class RoboticsAdapter:
 
     def __init__(self, config: RoboticsRunConfig) -> None:
         self.config = config
-        self.max_decisions = -(-config.rollout.max_env_steps // config.rollout.execution_horizon)
-        self.family = build_family(config.tasks.family)
-        self.goals = config.tasks.goals or self.family.goals
-        unknown = [goal for goal in self.goals if goal not in self.family.goals]
+        self.families = [build_family(name) for name in config.tasks.families]
+        unknown = sorted(set(config.tasks.goals) - set(config.tasks.families))
         if unknown:
-            raise DataError(
-                f"tasks.goals names {', '.join(unknown)}, which {self.family.name} does not have; expected some of: "
-                f"{', '.join(self.family.goals)}."
+            raise ConfigError(
+                f"tasks.goals names {', '.join(unknown)}, not among tasks.families: {', '.join(config.tasks.families)}."
             )
-        self._shown = self._physics(1)
-        self._renderer = SceneRenderer(self._shown, width=config.rollout.image_size, height=config.rollout.image_size)
-        self._policy_config = policy_config(
-            config.policy, self.family, num_joints=len(JOINTS), execution_horizon=config.rollout.execution_horizon
-        )
-        self.preprocessor, self.postprocessor = build_processors(self._policy_config, self.family, self._shown.joint_limits)
+        horizon, limit = config.rollout.execution_horizon, config.rollout.max_env_steps
+        longest = max(limit or family.max_env_steps for family in self.families)
+        self.max_decisions = -(-longest // horizon) * (horizon if config.rollout.decisions == "action" else 1)
+        self._policy_config = policy_config(config.policy, num_joints=len(JOINTS), execution_horizon=horizon)
+        limits = ArmPhysics(sim_asset(self.families[0].scene)).joint_limits
+        self.preprocessor, self.postprocessor = build_processors(self._policy_config, limits)
+        self._cameras = cameras_of(self._policy_config)
+        self._demonstrations = self._open_demonstrations()
 
-    def build_policy(self) -> GaussianChunkPolicy:
-        """A new policy; its weights depend on the run's seed only."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.config.seed)
-            return GaussianChunkPolicy(copy.deepcopy(self._policy_config)).eval()
+    def build_policy(self) -> nn.Module:
+        """A new policy, or that of ``policy.init_from``; new weights depend on the run's seed only."""
+        policy = new_policy(copy.deepcopy(self._policy_config), seed=self.config.seed)
+        if self.config.policy.init_from is not None:
+            self.load_policy(policy, self.config.policy.init_from)
+        return policy
 
     def freeze_reference(self, policy: nn.Module) -> Callable[[], AbstractContextManager[nn.Module]]:
         """Keep a copy of ``policy``."""
         frozen = copy.deepcopy(policy).eval().requires_grad_(False)
         return lambda: nullcontext(frozen)
 
-    def task_source(self, split: str) -> RobotTasks:
-        """``train``, ``eval`` (other layouts) or ``eval_new_words`` (other layouts and other phrasings)."""
+    def task_source(self, split: str) -> Sequence[RobotTask]:
+        """``train``, ``eval`` (other layouts) or ``eval_new_words`` (other layouts and other phrasings).
+
+        With demonstrations from a dataset, ``train`` is its episodes.
+        """
         section = self.config.tasks
         ranges = {"train": section.train, "eval": section.eval, "eval_new_words": section.eval}
         if split not in ranges:
             raise DataError(f"split {split!r} is not known; expected one of: {', '.join(ranges)}.")
-        seeds, held_out_words = ranges[split], split == "eval_new_words"
+        if split == "train" and self._demonstrations is not None:
+            return self._demonstrations.tasks
         return RobotTasks(
-            self.family, goals=self.goals, first_seed=seeds.first, num_layouts=seeds.count, held_out_words=held_out_words
+            section.families,
+            first_seed=ranges[split].first,
+            num_layouts=ranges[split].count,
+            goals=section.goals,
+            held_out_words=split == "eval_new_words",
         )
 
     def rollout(
         self, policy: nn.Module, tasks: Sequence[RobotTask], *, group_size: int, seeds: Tensor, greedy: bool = False
     ) -> RolloutBatch:
-        """One episode per rollout; the rollouts of a group start from one saved physics state."""
+        """One episode per rollout; the rollouts of a group start from one saved physics state.
+
+        Tasks of one scene are simulated side by side, ``rollout.num_envs`` at a time.
+        """
         if seeds.shape != (len(tasks) * group_size,):
             raise AdapterError(
                 f"rollout: seeds has shape {tuple(seeds.shape)}; expected [P * group_size] = [{len(tasks) * group_size}]."
             )
-        rows = tuple(task for task in tasks for _ in range(group_size))
-        physics = self._arranged(tasks, group_size)
-        driver = PolicyDriver(policy, self._recorder(policy, rows), self.postprocessor, seeds=seeds, greedy=greedy)
-        episodes = self._run(physics, rows, driver)
-        executed = _executed(episodes)
-        log_probs = driver.log_probs(executed)
-        return self._batch(rows, group_size, seeds, episodes, log_probs, driver.recorder.inputs(executed))
+        act = partial(
+            attempt, as_chunk_policy(policy), self.preprocessor, self.postprocessor,
+            group_size=group_size, greedy=greedy, make_world=self._world,
+        )  # fmt: skip
+        by_group = seeds.view(len(tasks), group_size)
+        batches, order = [], []
+        for chosen in self._in_scenes(tasks, max(1, self.config.rollout.num_envs // group_size)):
+            part = [tasks[index] for index in chosen]
+            its_seeds = by_group[chosen].flatten()
+            rows = tuple(task for task in part for _ in range(group_size))
+            episodes, density, inputs = act(part, seeds=its_seeds, limits=self._limits(rows))
+            groups = torch.tensor(chosen).repeat_interleave(group_size)
+            batches.append(self._batch(rows, groups, its_seeds, episodes, self._per_decision(density, inputs), inputs))
+            order += groups.tolist()
+        batch = RolloutBatch.concat(batches)
+        return batch if order == sorted(order) else batch.select(torch.tensor(order).argsort(stable=True))
 
-    def demonstrate(self, policy: nn.Module, tasks: Sequence[RobotTask]) -> RolloutBatch:
-        """One episode per task that follows the family's scripted expert, within what the policy's motions can do."""
-        physics = self._arranged(tasks, 1)
-        expert = EXPERTS[self.family.name](
-            physics, self.family, [task.goal for task in tasks], chunk_size=policy.config.chunk_size
-        )
-        driver = ExpertDriver(policy, self._recorder(policy, tasks), self.postprocessor, expert=expert)
-        episodes = self._run(physics, tasks, driver)
-        executed = _executed(episodes)
-        seeds, zeros = torch.zeros(len(tasks), dtype=torch.int64), torch.zeros(executed.shape)
-        return self._batch(tuple(tasks), 1, seeds, episodes, zeros, driver.recorder.inputs(executed))
+    def demonstrate(self, policy: nn.Module, tasks: Sequence[RobotTask], *, seeds: Tensor) -> RolloutBatch:
+        """One episode per task: of the dataset, or of the family's scripted expert in simulation."""
+        acting = as_chunk_policy(policy)
+        if self._demonstrations is not None:
+            return self._replay(acting, tasks, seeds)
+        batches, order = [], []
+        for chosen in self._in_scenes(tasks, self.config.rollout.num_envs):
+            part = tuple(tasks[index] for index in chosen)
+            world, limits = self._world(part), self._limits(part)
+            expert = make_expert(world.physics, world.families, world.goals, chunk_size=acting.config.chunk_size)
+            recorder = Recorder(acting, self.preprocessor, [task.instruction for task in part], limits.num_decisions)
+            driver = ExpertDriver(acting, recorder, self.postprocessor, expert=expert, seeds=seeds[chosen])
+            episodes = run_episodes(world, driver, limits)
+            world.close()
+            inputs = recorder.inputs(executed_counts(episodes))
+            batches.append(self._batch(part, torch.tensor(chosen), seeds[chosen], episodes, None, inputs))
+            order += chosen
+        batch = RolloutBatch.concat(batches)
+        return batch.select(torch.tensor(order).argsort()) if order != sorted(order) else batch
 
     def forward(self, policy: nn.Module, batch: RolloutBatch, needs: frozenset[str] = frozenset()) -> Forward:
-        """Log-densities of the executed motions; ``needs`` may name ``"entropy"``."""
+        """Log-densities of the executed commands; ``needs`` may name ``"entropy"``."""
         unknown = needs - {"entropy"}
         if unknown:
             raise AdapterError(f"forward: {', '.join(sorted(unknown))} asked for; the robot adapter offers only: entropy.")
-        mask, inputs = batch.loss_mask, batch.inputs
+        inputs: EpisodeInputs = batch.inputs
         device = next(policy.parameters()).device
-        rows, steps = mask.nonzero(as_tuple=True)  # only decisions that happened go through the network
-        words = inputs.words[rows].to(device)
-        observation = {
-            OBS_STATE: inputs.state[rows, steps].to(device),
-            OBS_ENV_STATE: inputs.environment_state[rows, steps].to(device),
-            OBS_LANGUAGE_TOKENS: words,
-            OBS_LANGUAGE_ATTENTION_MASK: words > 0,
-        }
-        mean, log_std = policy.distribution(observation)
-        executed = inputs.executed[rows, steps].to(device)
-        density = sum_executed(log_density(inputs.motions[rows, steps].to(device), mean, log_std), executed)
-        here = mask.to(device)
-        log_probs = density.new_zeros(here.shape).masked_scatter(here, density.float())
-        if "entropy" not in needs:
-            return Forward(log_probs=log_probs)
-        spread = (entropy(log_std) * executed).float()
-        return Forward(log_probs=log_probs, entropy=spread.new_zeros(here.shape).masked_scatter(here, spread))
+        observations, records, executed = inputs.decisions(device)  # only decisions that happened go through the network
+        density, entropy = as_chunk_policy(policy).score(observations, records)
+        taken = (inputs.executed > 0).to(device)
+
+        def arranged(per_command: Tensor) -> Tensor:
+            whole = per_command.new_zeros(*taken.shape, per_command.shape[1], dtype=torch.float32)
+            whole[taken] = mask_executed(per_command, executed).float()
+            return self._per_decision(whole, inputs)[:, : batch.loss_mask.shape[1]]
+
+        return Forward(log_probs=arranged(density), entropy=arranged(entropy) if "entropy" in needs else None)
 
     def describe(self, batch: RolloutBatch, row: int) -> Sample:
         """The instruction, a line per decision, and the first and last frame (``rollout.media``)."""
@@ -141,16 +164,17 @@ class RoboticsAdapter:
         for decision, count in enumerate(episode.executed[episode.executed > 0]):
             step += int(count)
             joints = " ".join(f"{value:.0f}" for value in episode.commands[step - 1])
-            lines.append(f"{decision}: joints to [{joints}], {100 * episode.distances[step]:.1f} cm left")
+            lines.append(f"{decision}: joints to [{joints}], {100 * episode.left[step]:.1f} cm left")
         lines.append(f"end: {episode.stop_reason} after {step} control steps")
         frames = ()
-        if self.config.rollout.media:
+        if self.config.rollout.media and len(episode.initial_state):
             frames = (
-                self._frame(episode.initial_state, f"start: {task.instruction}"),
-                self._frame(episode.final_state, f"{episode.stop_reason}, {100 * episode.distances[-1]:.1f} cm left"),
+                self._frame(task, episode.initial_state, f"start: {task.instruction}"),
+                self._frame(task, episode.final_state, f"{episode.stop_reason}, {100 * episode.left[-1]:.1f} cm left"),
             )
-        reference = f"{task.goal} (success within {100 * episode.tolerance:.0f} cm)"
-        return Sample(prompt=task.instruction, completion="\n".join(lines), reference=reference, media=frames)
+        return Sample(
+            prompt=task.instruction, completion="\n".join(lines), reference=f"{task.family} {task.goal}", media=frames
+        )
 
     def save_policy(self, policy: nn.Module, directory: Path) -> None:
         """Write a LeRobot policy directory with its processors."""
@@ -160,51 +184,88 @@ class RoboticsAdapter:
         """Load weights strictly; see `robotics.checkpoints.load_policy`."""
         checkpoints.load_policy(policy, self.preprocessor, self.postprocessor, directory)
 
-    def _arranged(self, tasks: Sequence[RobotTask], group_size: int) -> ArmPhysics:
-        physics = self._physics(len(tasks) * group_size)
-        arrange_groups(physics, self.family, tasks, group_size)
-        return physics
+    def _in_scenes(self, tasks: Sequence[RobotTask], at_once: int) -> list[list[int]]:
+        """Indices of tasks that are simulated together: those of one scene, at most ``at_once``."""
+        scenes = {family.name: family.scene for family in self.families}
+        by_scene: dict[str, list[int]] = {}
+        for index, task in enumerate(tasks):
+            by_scene.setdefault(scenes[task.family], []).append(index)
+        return [rows[start : start + at_once] for rows in by_scene.values() for start in range(0, len(rows), at_once)]
 
-    def _recorder(self, policy: GaussianChunkPolicy, rows: Sequence[RobotTask]) -> Recorder:
-        return Recorder(policy, self.preprocessor, [task.instruction for task in rows], self.max_decisions)
+    def _world(self, tasks: Sequence[RobotTask], *, group_size: int = 1) -> ArmWorld:
+        return ArmWorld(tasks, group_size=group_size, num_threads=self.config.rollout.num_threads, cameras=self._cameras)
 
-    def _run(self, physics: ArmPhysics, rows: Sequence[RobotTask], decide: Decide) -> list[Episode]:
+    def _limits(self, rows: Sequence[RobotTask]) -> Limits:
         section = self.config.rollout
-        return run_episodes(
-            physics, self.family, [task.goal for task in rows], decide,
-            max_env_steps=section.max_env_steps, execution_horizon=section.execution_horizon,
-        )  # fmt: skip
+        return limits_of(rows, execution_horizon=section.execution_horizon, max_env_steps=section.max_env_steps)
 
     def _batch(
-        self, rows: tuple[RobotTask, ...], group_size: int, seeds: Tensor, episodes: list[Episode], log_probs: Tensor,
-        inputs: EpisodeInputs,
+        self, rows: tuple[RobotTask, ...], group_ids: Tensor, seeds: Tensor, episodes: Sequence[Episode],
+        log_probs: Tensor | None, inputs: EpisodeInputs,
     ) -> RolloutBatch:  # fmt: skip
-        mask = inputs.executed > 0
+        mask = self._decision_mask(inputs.executed)
         width = int(mask.sum(dim=1).max())  # decisions of the longest episode
+        old = torch.zeros(mask.shape) if log_probs is None else log_probs
         return RolloutBatch(
             tasks=rows,
-            group_ids=torch.arange(len(rows)) // group_size,
+            group_ids=group_ids,
             seeds=seeds,
             outcomes=tuple(episodes),
-            old_log_probs=log_probs[:, :width],
+            old_log_probs=old[:, :width],
             loss_mask=mask[:, :width],
             stop_reasons=tuple(episode.stop_reason for episode in episodes),
             inputs=inputs,
         )
 
-    def _physics(self, num_sims: int) -> ArmPhysics:
-        threads = min(self.config.rollout.num_threads, num_sims)
-        return ArmPhysics(sim_asset(self.family.scene), num_sims=num_sims, num_threads=threads)
+    def _decision_mask(self, executed: Tensor) -> Tensor:
+        """``[N, T]`` decisions that were taken, or ``[N, T * H]`` commands that were executed."""
+        if self.config.rollout.decisions == "chunk":
+            return executed > 0
+        return (torch.arange(self.config.rollout.execution_horizon) < executed[..., None]).flatten(1)
 
-    def _frame(self, state: NDArray[np.float64], caption: str) -> Media:
-        self._shown.restore(state[None])
+    def _per_decision(self, density: Tensor, inputs: EpisodeInputs) -> Tensor:
+        """``[N, T]`` per chunk, or ``[N, T * H]`` per command, of densities ``[N, T, H]``; 0 where nothing was executed."""
+        executed = inputs.executed.to(density.device)
+        horizon = self.config.rollout.execution_horizon
+        density = mask_executed(density, executed)
+        return density.sum(dim=-1) if self.config.rollout.decisions == "chunk" else density[..., :horizon].flatten(1)
+
+    def _open_demonstrations(self):
+        section = self.config.demonstrations
+        if section.path is None or self.config.algorithm.source != "demonstrations":
+            return None
+        from robotics.demonstrations import open_demonstrations
+
+        return open_demonstrations(section.path, successes_only=section.successes_only, cameras=self._cameras)
+
+    def _replay(self, policy, tasks: Sequence[RobotTask], seeds: Tensor) -> RolloutBatch:
+        """Frames drawn from recorded episodes, each with the commands that followed it."""
+        num_frames, chunk_size = self.config.demonstrations.frames_per_episode, policy.config.chunk_size
+        observations, chunks, counts = self._demonstrations.draw(
+            tasks, num_frames=num_frames, chunk_size=chunk_size, seeds=seeds
+        )
+        recorder = Recorder(policy, self.preprocessor, [task.instruction for task in tasks], num_frames)
+        noise = normal_draws(seeds, (num_frames, *policy.noise_shape()))
+        rows = torch.arange(len(tasks))
+        for frame in range(num_frames):
+            seen = recorder.see(
+                frame, rows, {name: value[:, frame] for name, value in observations.items()},
+                **{ACTION: torch.from_numpy(chunks[:, frame]).float()},
+            )  # fmt: skip
+            recorder.note(frame, rows, policy.imitate(seen, seen.pop(ACTION), noise[:, frame]))
+        executed = torch.from_numpy(counts).clamp(max=self.config.rollout.execution_horizon)
+        episodes = [self._demonstrations.episode(task) for task in tasks]
+        return self._batch(tuple(tasks), rows, seeds, episodes, None, recorder.inputs(executed))
+
+    def _frame(self, task: RobotTask, state: NDArray[np.float64], caption: str) -> Media:
+        size = self.config.rollout.image_size
+        world = ArmWorld([task])
+        world.restore(state[None])
+        image = world.draw(np.array([0]), {"scene": (size, size)})["scene"][0]
+        world.close()
         png = io.BytesIO()
-        Image.fromarray(self._renderer.render()).save(png, "PNG")
+        Image.fromarray(image).save(png, "PNG")
         return Media(kind="image", data=png.getvalue(), suffix=".png", caption=caption)
-
-
-def _executed(episodes: Sequence[Episode]) -> Tensor:
-    return torch.stack([torch.from_numpy(episode.executed) for episode in episodes])
 
 
 def build_adapter(config: RoboticsRunConfig) -> RoboticsAdapter:

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from mmrl.config import RunConfig, Section
 
 
-class GaussianChunkPolicySection(Section):
-    """A small instructed policy: Gaussian over chunks of joint motions (`robotics.policies`)."""
+class PolicySection(Section):
+    """What every kind of policy has."""
+
+    chunk_size: int = Field(4, gt=0)
+    """Commands that one look at the observation decides, H."""
+    init_from: Path | None = None
+    """LeRobot policy directory whose weights the run starts from, for example a warm start's ``checkpoints/latest/policy``."""
+
+
+class GaussianChunkSection(PolicySection):
+    """A small instructed policy on the scene's state: Gaussian over chunks of joint motions."""
 
     name: Literal["gaussian_chunk"] = "gaussian_chunk"
     """Kind of policy."""
-    chunk_size: int = Field(4, gt=0)
-    """Commands that one look at the observation decides."""
     max_delta: float = Field(0.08, gt=0, le=1)
     """Furthest that one command moves a joint, as a share of half its range."""
     hidden_sizes: tuple[int, ...] = Field((128, 128), min_length=1)
     """Widths of the network."""
     word_dim: int = Field(16, gt=0)
     """Width of word and object embeddings."""
+    num_readers: int = Field(2, gt=0)
+    """Things of the scene that the instruction may name at once."""
     initial_std: float = Field(0.5, gt=0)
     """Exploration noise at the start, in units of ``max_delta``; learned from there, per joint."""
     min_std: float = Field(0.05, gt=0)
@@ -30,12 +40,91 @@ class GaussianChunkPolicySection(Section):
     """Nor above this."""
 
     @model_validator(mode="after")
-    def _noise_is_ordered(self) -> GaussianChunkPolicySection:
+    def _noise_is_ordered(self) -> GaussianChunkSection:
         if not self.min_std <= self.initial_std <= self.max_std:
             raise ValueError(
                 f"policy.initial_std is {self.initial_std}; expected min_std ({self.min_std}) to max_std ({self.max_std})."
             )
         return self
+
+
+class SeesSection(PolicySection):
+    """What a policy with eyes may be given."""
+
+    cameras: tuple[Literal["scene", "wrist"], ...] = ("scene",)
+    """Images that it looks at; none for a policy on state alone."""
+    image_size: int = Field(64, gt=0, le=640)
+    """Height and width of each image, pixels."""
+    environment_state: bool = False
+    """Also give it the positions of gripper and objects."""
+
+
+class TransformerSection(SeesSection):
+    """Size of the small vision-language-action transformer."""
+
+    chunk_size: int = Field(8, gt=0)
+    """Commands that one look at the observation decides, H."""
+    max_delta: float = Field(0.08, gt=0, le=1)
+    """Furthest that one command moves a joint, as a share of half its range."""
+    width: int = Field(128, gt=0)
+    """Width of tokens."""
+    depth: int = Field(3, gt=0)
+    """Transformer layers."""
+    num_heads: int = Field(4, gt=0)
+    """Attention heads."""
+    patch_size: int = Field(8, gt=1)
+    """Pixels of an image token's edge."""
+
+
+class FlowVLASection(TransformerSection):
+    """A small vision-language-action transformer whose action chunk comes from flow matching (`robotics.policies`)."""
+
+    name: Literal["flow_vla"] = "flow_vla"
+    """Kind of policy."""
+    num_denoising_steps: int = Field(4, gt=0)
+    """Steps from noise to a chunk, K."""
+    sde_noise: float = Field(0.5, gt=0)
+    """Noise level a of the one stochastic step that makes decisions explorable and scorable."""
+
+
+class TokenVLASection(TransformerSection):
+    """The same transformer with a discrete head: each motion is one of 256 bins."""
+
+    name: Literal["token_vla"] = "token_vla"
+    """Kind of policy."""
+    temperature: float = Field(1.0, gt=0)
+    """Of sampling and of log-probabilities alike."""
+
+
+class LeRobotPolicySection(SeesSection):
+    """One of LeRobot's own flow-matching policies, in whatever size its config describes."""
+
+    name: Literal["lerobot"] = "lerobot"
+    """Kind of policy."""
+    type: Literal["smolvla", "pi0", "pi05"]
+    """LeRobot's name of the policy."""
+    chunk_size: int = Field(8, gt=0)
+    """Commands that one look at the observation decides, H."""
+    num_denoising_steps: int = Field(4, gt=0)
+    """Steps from noise to a chunk, K."""
+    sde_noise: float = Field(0.5, gt=0)
+    """Noise level a of the one stochastic step that makes decisions explorable and scorable."""
+    tokenizer: Path | None = None
+    """Folder of the tokenizer; LeRobot's default is fetched from a hub when absent."""
+    settings: dict[str, Any] = Field({})
+    """Further fields of LeRobot's config of this policy, for example ``num_vlm_layers: 2``."""
+
+
+AnyPolicySection = Annotated[
+    GaussianChunkSection | FlowVLASection | TokenVLASection | LeRobotPolicySection, Field(discriminator="name")
+]
+
+BUILTIN_POLICIES = {
+    "gaussian_chunk": "Gaussian over chunks of joint motions, from the scene's state and the instruction",
+    "flow_vla": "vision-language-action transformer with a flow-matching chunk head",
+    "token_vla": "vision-language-action transformer with discrete action tokens",
+    "lerobot": "LeRobot's SmolVLA, pi0 or pi0.5",
+}
 
 
 class SeedRange(Section):
@@ -50,10 +139,10 @@ class SeedRange(Section):
 class TasksSection(Section):
     """Which tasks are trained and which are held out."""
 
-    family: Literal["reach"] = "reach"
-    """Kind of task: scene, goals, success (`robotics.envs.families`)."""
-    goals: tuple[str, ...] | None = Field(None, min_length=1)
-    """Goals that are asked for; all of the family's when absent. The others stay in the scene as distractors."""
+    families: tuple[str, ...] = Field(("reach",), min_length=1)
+    """Kinds of task (`robotics.envs.families`), asked for in turn."""
+    goals: dict[str, tuple[str, ...]] = Field({})
+    """Goals that are asked for, by family; all of a family's when absent. What is not asked for stays in the scene."""
     train: SeedRange = SeedRange(first=0, count=4096)
     """Layouts of the ``train`` split."""
     eval: SeedRange = SeedRange(first=1_000_000, count=500)
@@ -70,15 +159,30 @@ class TasksSection(Section):
         return self
 
 
+class DemonstrationsSection(Section):
+    """Where the demonstrations of supervised warm-up (``algorithm: sft``) come from."""
+
+    path: Path | None = None
+    """LeRobotDataset directory (``mmrl demos`` writes one); absent runs the scripted experts in simulation."""
+    frames_per_episode: int = Field(16, gt=0)
+    """Frames drawn from each episode of a dataset, each time it comes up."""
+    successes_only: bool = True
+    """Leave out episodes of a dataset that did not succeed."""
+
+
 class RolloutSection(Section):
     """How episodes are run."""
 
-    max_env_steps: int = Field(40, gt=0)
-    """Control steps (1/20 s each) after which an episode is cut."""
+    max_env_steps: int | None = Field(None, gt=0)
+    """Control steps (1/20 s each) after which an episode is cut; the family's own limit when absent."""
     execution_horizon: int = Field(4, gt=0)
     """Commands of a chunk that are executed before the policy looks again; at most ``policy.chunk_size``."""
+    decisions: Literal["chunk", "action"] = "chunk"
+    """What a probability ratio is taken of: a whole chunk, or each of its commands."""
     num_threads: int = Field(2, gt=0)
     """Simulation threads; results do not depend on it."""
+    num_envs: int = Field(256, gt=0)
+    """Simulations held in memory at once; results do not depend on it."""
     media: bool = True
     """Draw the first and last frame of episodes that are shown; needs OpenGL."""
     image_size: int = Field(256, gt=0, le=640)
@@ -90,10 +194,12 @@ class RoboticsRunConfig(RunConfig):
 
     modality: Literal["robotics"]
     """Always ``robotics`` here."""
-    policy: GaussianChunkPolicySection = GaussianChunkPolicySection()
+    policy: AnyPolicySection = GaussianChunkSection()
     """The network."""
     tasks: TasksSection = TasksSection()
     """Training and held-out tasks."""
+    demonstrations: DemonstrationsSection = DemonstrationsSection()
+    """Of supervised warm-up."""
     rollout: RolloutSection = RolloutSection()
     """How episodes are run."""
 

@@ -2,48 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+from lerobot.utils.constants import OBS_IMAGES
 from torch import Tensor
 from torch.nn.functional import pad
+
+
+def pack(name: str, value: Tensor) -> Tensor:
+    """An observation as it is kept: images, floats in [0, 1] made of bytes, as the bytes they were."""
+    return (value * 255.0).round().to(torch.uint8) if name.startswith(OBS_IMAGES) else value
+
+
+def unpack(name: str, value: Tensor) -> Tensor:
+    """The inverse of `pack`."""
+    return value.float() / 255.0 if name.startswith(OBS_IMAGES) else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeInputs:
     """Observations as the policy saw them (after the preprocessor) and what it decided; zeros after the end of an episode."""
 
-    state: Tensor
-    """``[N, T, A]`` normalised joint positions."""
-    environment_state: Tensor
-    """``[N, T, E]`` normalised positions of gripper and objects."""
-    words: Tensor
-    """``[N, L]`` int64 word ids of the instruction, 0 where there is none."""
-    motions: Tensor
-    """``[N, T, H, A]`` decided motions."""
+    observations: Mapping[str, Tensor]
+    """``[N, T, ...]`` by LeRobot's names; images as bytes (`pack`)."""
+    records: Mapping[str, Tensor]
+    """``[N, T, ...]``: what the policy's `score` needs of each decision."""
     executed: Tensor
-    """``[N, T]`` int64: how many of the H were executed."""
+    """``[N, T]`` int64: how many commands of each chunk were executed; 0 after the end."""
 
     @property
     def prompt_lengths(self) -> Tensor:
         """``[N]`` zeros: nothing comes before the first decision."""
-        return torch.zeros(len(self.state), dtype=torch.int64)
+        return torch.zeros(len(self.executed), dtype=torch.int64)
 
     def select(self, rows: Tensor) -> EpisodeInputs:
         """Keep ``rows`` (int64 ``[n]``), in that order."""
-        return EpisodeInputs(**{item.name: getattr(self, item.name)[rows] for item in fields(self)})
+        return self._map(lambda value: value[rows])
 
     def concat(self, others: Sequence[EpisodeInputs]) -> EpisodeInputs:
         """Append the rows of ``others`` in order; ``T`` grows to the longest."""
         parts = [self, *others]
         longest = max(part.executed.shape[1] for part in parts)
 
-        def join(name: str) -> Tensor:
-            values = [getattr(part, name) for part in parts]
-            if name != "words":
-                after_t = values[0].ndim - 2
-                values = [pad(value, (0, 0) * after_t + (0, longest - value.shape[1])) for value in values]
-            return torch.cat(values)
+        def join(values: Sequence[Tensor]) -> Tensor:
+            return torch.cat([pad(value, (0, 0) * (value.ndim - 2) + (0, longest - value.shape[1])) for value in values])
 
-        return EpisodeInputs(**{item.name: join(item.name) for item in fields(self)})
+        return EpisodeInputs(
+            observations={name: join([part.observations[name] for part in parts]) for name in self.observations},
+            records={name: join([part.records[name] for part in parts]) for name in self.records},
+            executed=join([part.executed for part in parts]),
+        )
+
+    def decisions(self, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        """Observations, records and executed counts ``[M, ...]`` of the M decisions that were taken, row by row."""
+        taken = self.executed > 0
+        observations = {name: unpack(name, value[taken].to(device)) for name, value in self.observations.items()}
+        records = {name: value[taken].to(device) for name, value in self.records.items()}
+        return observations, records, self.executed[taken].to(device)
+
+    def _map(self, change) -> EpisodeInputs:
+        return EpisodeInputs(
+            observations={name: change(value) for name, value in self.observations.items()},
+            records={name: change(value) for name, value in self.records.items()},
+            executed=change(self.executed),
+        )

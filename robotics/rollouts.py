@@ -1,32 +1,30 @@
-"""Closed-loop episodes of many simulations at once, for any decision maker. No torch.
+"""Closed-loop episodes of many rows at once, for any world and any decision maker. No torch.
 
-A decision maker looks at the observations of the episodes that still run and commands a chunk of joint positions for each; the
-chunk is executed step by step until its episode ends. What happens in one episode does not depend on the others: a simulation
-that diverges, reaches its goal or runs out of time ends alone. Axes: ``N`` episodes, ``n`` of them running, ``H`` commands of a
-chunk, ``A`` joints, ``L`` control steps of an episode.
+A decision maker looks at the observations of the episodes that still run and commands a chunk for each; the chunk is executed
+step by step until its episode ends. What happens in one episode does not depend on the others: a simulation that diverges,
+reaches its goal or runs out of time ends alone. Axes: ``N`` episodes, ``n`` of them running, ``H`` commands of a chunk, ``A``
+numbers of a command, ``L`` control steps of an episode.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from robotics.envs.families import TaskFamily
-from robotics.envs.physics import ArmPhysics
+from robotics.envs.families import build_family
 from robotics.tasks import RobotTask
+from robotics.world import World
 
 
 class Decide(Protocol):
-    """Whatever drives the arm: a policy or a scripted expert."""
+    """Whatever drives the robot: a policy or a scripted expert."""
 
-    def __call__(
-        self, decision: int, running: NDArray[np.int64], observation: Mapping[str, NDArray[np.float32]]
-    ) -> NDArray[np.float64]:
-        """Joint positions to command, ``[n, H, A]`` in robot units, for the episodes ``running`` (``[n]``).
+    def __call__(self, decision: int, running: NDArray[np.int64], observation: Mapping[str, NDArray]) -> NDArray[np.float64]:
+        """Commands ``[n, H, A]`` (the arm: joint positions in robot units) for the episodes ``running`` (``[n]``).
 
         ``observation`` holds their rows only. ``decision`` counts from 0. H may be any number of at least 1.
         """
@@ -38,17 +36,21 @@ class Episode:
     """What happened in one attempt."""
 
     tolerance: float
-    """Metres: a distance of at most this is success."""
+    """Metres: the scale of nearness in the family's work."""
     max_env_steps: int
     """Control steps at which the episode would have been cut."""
-    distances: NDArray[np.float64]
-    """``[1 + L]`` metres to the goal, before the first and after each control step."""
+    left: NDArray[np.float64]
+    """``[1 + L]`` metres of work left, before the first and after each control step; NaN where the world has no measure."""
+    succeeded: NDArray[np.bool_]
+    """``[1 + L]``: the goal held."""
+    step_rewards: NDArray[np.float64]
+    """``[L]`` rewards of the world itself."""
     commands: NDArray[np.float64]
-    """``[L, A]`` commanded joint positions, robot units."""
+    """``[L, A]`` commands as given; the arm's are joint positions in robot units."""
     executed: NDArray[np.int64]
     """``[T]`` commands executed of each decision's chunk; 0 after the end."""
     stop_reason: str
-    """``success`` (held within tolerance), ``timeout``, or ``diverged`` (simulation or command not finite)."""
+    """``success`` (held), ``timeout``, ``terminated`` (the world gave up), or ``diverged`` (not finite)."""
     initial_state: NDArray[np.float64]
     """``mjSTATE_INTEGRATION`` at the start."""
     final_state: NDArray[np.float64]
@@ -58,85 +60,116 @@ class Episode:
     def sound(self) -> bool:
         return self.stop_reason != "diverged"
 
-
-@dataclass(kw_only=True)
-class _Record:
-    distances: list[float]
-    executed: NDArray[np.int64]
-    commands: list[NDArray[np.float64]] = field(default_factory=list)
-    held: int = 0
-    stop_reason: str = ""
+    @property
+    def num_steps(self) -> int:
+        """L."""
+        return len(self.commands)
 
 
-def arrange_groups(physics: ArmPhysics, family: TaskFamily, tasks: Sequence[RobotTask], group_size: int) -> NDArray[np.float64]:
-    """Arrange each task once and copy that state to the rows of its group; states ``[P * group_size, num_state]``."""
-    for row, task in enumerate(tasks):
-        family.arrange(physics, row, task.seed)
-    states = physics.states(np.arange(len(tasks))).repeat(group_size, axis=0)
-    physics.restore(states)
-    return states
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When an episode ends, and when a decision is due."""
+
+    max_env_steps: NDArray[np.int64]
+    """``[N]`` control steps."""
+    hold_steps: NDArray[np.int64]
+    """``[N]`` control steps that success must hold."""
+    tolerance: NDArray[np.float64]
+    """``[N]``, recorded with the episode."""
+    execution_horizon: int
+    """Commands of each chunk that are executed before the next decision."""
+
+    @property
+    def num_decisions(self) -> int:
+        return -(-int(self.max_env_steps.max()) // self.execution_horizon)
 
 
-def run_episodes(
-    physics: ArmPhysics, family: TaskFamily, goals: Sequence[str], decide: Decide, *, max_env_steps: int, execution_horizon: int
-) -> list[Episode]:
-    """Run every simulation of ``physics`` from its present state to the end of its episode; ``N`` episodes.
+def limits_of(tasks: Sequence[RobotTask], *, execution_horizon: int, max_env_steps: int | None = None) -> Limits:
+    """The families' own limits for one row per task; ``max_env_steps`` overrides their time limits."""
+    families = {task.family: build_family(task.family) for task in tasks}
+    rows = [families[task.family] for task in tasks]
+    return Limits(
+        max_env_steps=np.array([max_env_steps or family.max_env_steps for family in rows], np.int64),
+        hold_steps=np.array([family.hold_steps for family in rows], np.int64),
+        tolerance=np.array([family.tolerance for family in rows]),
+        execution_horizon=execution_horizon,
+    )
 
-    ``execution_horizon`` commands of each chunk are executed before the next decision.
-    """
-    initial = physics.states()
-    num_decisions = -(-max_env_steps // execution_horizon)
-    records = [
-        _Record(distances=[float(distance)], executed=np.zeros(num_decisions, np.int64))
-        for distance in family.distance(physics, goals)
-    ]
-    for decision in range(num_decisions):
-        running = _running(records)
+
+def run_episodes(world: World, decide: Decide, limits: Limits) -> list[Episode]:
+    """Run every row of ``world`` from its present state to the end of its episode; ``N`` episodes."""
+    log = _Log(world, limits)
+    for decision in range(limits.num_decisions):
+        running = log.running()
         if not len(running):
             break
-        observation = {name: value[running] for name, value in family.observation(physics).items()}
-        chunks = decide(decision, running, observation)
-        for step in range(min(execution_horizon, max_env_steps - decision * execution_horizon)):
-            alive = np.array([not records[row].stop_reason for row in running])
+        chunks = decide(decision, running, world.observe(running))
+        for step in range(limits.execution_horizon):
+            alive = log.alive[running]
             rows = running[alive]
             if not len(rows):
                 break
-            commands = chunks[alive, step]
-            sound = physics.advance(commands, rows)
-            distances = family.distance(physics, goals)
-            for row, command, intact in zip(rows, commands, sound):
-                _note(records[row], decision, command, float(distances[row]), bool(intact), family)
-    final = physics.states()
-    return [
-        Episode(
-            tolerance=family.tolerance,
-            max_env_steps=max_env_steps,
-            distances=np.array(record.distances),
-            commands=np.array(record.commands).reshape(-1, physics.joint_limits.shape[0]),
-            executed=record.executed,
-            stop_reason=record.stop_reason or "timeout",
-            initial_state=initial[row],
-            final_state=final[row],
-        )
-        for row, record in enumerate(records)
-    ]
+            log.note(decision, rows, chunks[alive, step], world)
+    return log.episodes(world)
 
 
-def _note(
-    record: _Record, decision: int, command: NDArray[np.float64], distance: float, intact: bool, family: TaskFamily
-) -> None:
-    if not np.isfinite(command).all():  # never executed
-        record.stop_reason = "diverged"
-        return
-    record.executed[decision] += 1
-    record.commands.append(command)
-    record.distances.append(distance)
-    record.held = record.held + 1 if distance <= family.tolerance else 0
-    if not intact:
-        record.stop_reason = "diverged"
-    elif record.held >= family.hold_steps:
-        record.stop_reason = "success"
+class _Log:
+    """Arrays over all rows, cut into episodes at the end."""
 
+    def __init__(self, world: World, limits: Limits) -> None:
+        num, longest = world.num_rows, int(limits.max_env_steps.max())
+        self.limits = limits
+        self.initial = world.states()
+        self.left = np.full((num, longest + 1), np.nan)
+        self.succeeded = np.zeros((num, longest + 1), bool)
+        self.rewards = np.zeros((num, longest))
+        self.commands = np.zeros((num, longest, world.command_size))
+        self.executed = np.zeros((num, limits.num_decisions), np.int64)
+        self.steps, self.held = np.zeros(num, np.int64), np.zeros(num, np.int64)
+        self.alive = np.ones(num, bool)
+        self.reasons = np.full(num, "timeout", object)
+        self.left[:, 0], self.succeeded[:, 0], *_ = world.assess(np.arange(num))
 
-def _running(records: Sequence[_Record]) -> NDArray[np.int64]:
-    return np.array([row for row, record in enumerate(records) if not record.stop_reason], np.int64)
+    def running(self) -> NDArray[np.int64]:
+        return np.flatnonzero(self.alive)
+
+    def note(self, decision: int, rows: NDArray[np.int64], commands: NDArray[np.float64], world: World) -> None:
+        """Execute one command of each row and write down what came of it."""
+        sound = world.advance(commands, rows)
+        finite = np.isfinite(commands).all(axis=1)
+        self._stop(rows[~finite], "diverged")  # a command that is not finite is never executed
+        rows, commands, sound = rows[finite], commands[finite], sound[finite]
+        now = world.assess(rows)
+        step = self.steps[rows]
+        self.commands[rows, step] = commands
+        self.rewards[rows, step] = now.reward
+        self.executed[rows, decision] += 1
+        self.steps[rows] += 1
+        self.left[rows, step + 1], self.succeeded[rows, step + 1] = now.left, now.success
+        self.held[rows] = np.where(now.success, self.held[rows] + 1, 0)
+        self._stop(rows[~sound], "diverged")
+        self._stop(rows[sound & (self.held[rows] >= self.limits.hold_steps[rows])], "success")
+        self._stop(rows[self.alive[rows] & now.ended], "terminated")
+        self.alive[rows[self.steps[rows] >= self.limits.max_env_steps[rows]]] = False
+
+    def episodes(self, world: World) -> list[Episode]:
+        final = world.states()
+        return [
+            Episode(
+                tolerance=float(self.limits.tolerance[row]),
+                max_env_steps=int(self.limits.max_env_steps[row]),
+                left=self.left[row, : count + 1].copy(),
+                succeeded=self.succeeded[row, : count + 1].copy(),
+                step_rewards=self.rewards[row, :count].copy(),
+                commands=self.commands[row, :count].copy(),
+                executed=self.executed[row].copy(),
+                stop_reason=str(self.reasons[row]),
+                initial_state=self.initial[row].copy(),
+                final_state=final[row].copy(),
+            )
+            for row, count in enumerate(self.steps.tolist())
+        ]
+
+    def _stop(self, rows: NDArray[np.int64], reason: str) -> None:
+        self.reasons[rows] = reason
+        self.alive[rows] = False

@@ -7,54 +7,110 @@ from typing import Any
 
 import numpy as np
 import torch
-from lerobot.configs import FeatureType, PolicyFeature
+from lerobot.configs import FeatureType, PolicyFeature, PreTrainedConfig
+from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.processor import PolicyProcessorPipeline
-from lerobot.utils.constants import ACTION, OBS_ENV_STATE, OBS_STATE
+from lerobot.utils.constants import ACTION, OBS_ENV_STATE, OBS_IMAGES, OBS_STATE
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robotics.config import GaussianChunkPolicySection
-from robotics.envs.families import TaskFamily
+from robotics.config import AnyPolicySection, FlowVLASection, GaussianChunkSection, TokenVLASection
 from robotics.envs.instructions import vocabulary
-from robotics.policies.configuration_gaussian_chunk import GaussianChunkConfig
-from robotics.policies.processor_gaussian_chunk import make_mmrl_gaussian_chunk_pre_post_processors
+from robotics.envs.observation import environment_bounds
+from robotics.policies.seam import ChunkPolicy
+
+Pipeline = PolicyProcessorPipeline[Any, Any]
+_SIZES = ("max_delta", "width", "depth", "num_heads", "patch_size")
 
 
-def policy_config(
-    section: GaussianChunkPolicySection, family: TaskFamily, *, num_joints: int, execution_horizon: int
-) -> GaussianChunkConfig:
-    """LeRobot's config of the policy that ``section`` describes, for the observations of ``family``."""
-    joints = (num_joints,)
-    return GaussianChunkConfig(
-        device="cpu",
-        input_features={
-            OBS_STATE: PolicyFeature(type=FeatureType.STATE, shape=joints),
-            OBS_ENV_STATE: PolicyFeature(type=FeatureType.ENV, shape=(len(family.environment_bounds),)),
-        },
-        output_features={ACTION: PolicyFeature(type=FeatureType.ACTION, shape=joints)},
-        chunk_size=section.chunk_size,
-        n_action_steps=execution_horizon,
-        max_delta=section.max_delta,
-        hidden_sizes=list(section.hidden_sizes),
-        word_dim=section.word_dim,
-        vocabulary=list(vocabulary()),
-        initial_log_std=math.log(section.initial_std),
-        min_log_std=math.log(section.min_std),
-        max_log_std=math.log(section.max_std),
-    )
+def policy_config(section: AnyPolicySection, *, num_joints: int, execution_horizon: int) -> PreTrainedConfig:
+    """LeRobot's config of the policy that ``section`` describes, for the observations of the arm's scenes."""
+    common = {
+        "device": "cpu",
+        "input_features": input_features(section, num_joints),
+        "output_features": {ACTION: PolicyFeature(type=FeatureType.ACTION, shape=(num_joints,))},
+        "chunk_size": section.chunk_size,
+        "n_action_steps": execution_horizon,
+    }
+    if isinstance(section, GaussianChunkSection):
+        from robotics.policies.configuration_gaussian_chunk import GaussianChunkConfig
+
+        return GaussianChunkConfig(
+            **common,
+            max_delta=section.max_delta,
+            hidden_sizes=list(section.hidden_sizes),
+            word_dim=section.word_dim,
+            num_readers=section.num_readers,
+            vocabulary=list(vocabulary()),
+            initial_log_std=math.log(section.initial_std),
+            min_log_std=math.log(section.min_std),
+            max_log_std=math.log(section.max_std),
+        )
+    if isinstance(section, FlowVLASection):
+        from robotics.policies.configuration_flow_vla import FlowVlaConfig
+
+        own = _fields(section, "num_denoising_steps", "sde_noise", *_SIZES)
+        return FlowVlaConfig(**common, **own, vocabulary=list(vocabulary()))
+    if isinstance(section, TokenVLASection):
+        from robotics.policies.configuration_token_vla import TokenVlaConfig
+
+        own = _fields(section, "temperature", *_SIZES)
+        return TokenVlaConfig(**common, **own, vocabulary=list(vocabulary()))
+    from robotics.policies.lerobot_flow import lerobot_config
+
+    return lerobot_config(section, **common)
 
 
-def build_processors(
-    config: GaussianChunkConfig, family: TaskFamily, joint_limits: NDArray[np.float64]
-) -> tuple[PolicyProcessorPipeline[dict[str, Any], dict[str, Any]], PolicyProcessorPipeline[Tensor, Tensor]]:
-    """Pre- and postprocessor: joint limits (``[A, 2]``, robot units) and the family's bounds become [-1, 1], and back.
+def input_features(section: AnyPolicySection, num_joints: int) -> dict[str, PolicyFeature]:
+    """What a policy of this section reads besides the instruction."""
+    features = {OBS_STATE: PolicyFeature(type=FeatureType.STATE, shape=(num_joints,))}
+    if getattr(section, "environment_state", True):
+        features[OBS_ENV_STATE] = PolicyFeature(type=FeatureType.ENV, shape=(len(environment_bounds),))
+    for camera in getattr(section, "cameras", ()):
+        shape = (3, section.image_size, section.image_size)
+        features[f"{OBS_IMAGES}.{camera}"] = PolicyFeature(type=FeatureType.VISUAL, shape=shape)
+    return features
+
+
+def new_policy(config: PreTrainedConfig, *, seed: int) -> PreTrainedPolicy:
+    """A policy with random weights that depend on ``seed`` only, in eval mode."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_policy_class(config.type)(config).eval()
+
+
+def as_chunk_policy(policy: PreTrainedPolicy) -> ChunkPolicy:
+    """``policy`` itself when it can act and be scored, otherwise a view of it that can."""
+    if isinstance(policy, ChunkPolicy):
+        return policy
+    from robotics.policies.lerobot_flow import chunk_view
+
+    return chunk_view(policy)
+
+
+def build_processors(config: PreTrainedConfig, joint_limits: NDArray[np.float64]) -> tuple[Pipeline, Pipeline]:
+    """Pre- and postprocessor: joint limits (``[A, 2]``, robot units) and the scene's bounds become [-1, 1], and back.
 
     The statistics are declared, not measured, so no entry has a range of zero.
     """
+    stats = {OBS_STATE: _declared(joint_limits), ACTION: _declared(joint_limits)}
+    if config.env_state_feature is not None:
+        stats[OBS_ENV_STATE] = _declared(environment_bounds)
+    return make_pre_post_processors(config, dataset_stats=stats)
 
-    def limits(bounds: NDArray[np.float64]) -> dict[str, Tensor]:
-        low, high = torch.tensor(bounds, dtype=torch.float32).unbind(dim=1)
-        return {"min": low, "max": high}
 
-    stats = {OBS_STATE: limits(joint_limits), ACTION: limits(joint_limits), OBS_ENV_STATE: limits(family.environment_bounds)}
-    return make_mmrl_gaussian_chunk_pre_post_processors(config, stats)
+def cameras_of(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:
+    """Cameras that a policy looks at, by name, with height and width."""
+    return {name.removeprefix(f"{OBS_IMAGES}."): feature.shape[1:] for name, feature in config.image_features.items()}
+
+
+def _fields(section: AnyPolicySection, *names: str) -> dict[str, Any]:
+    return {name: getattr(section, name) for name in names}
+
+
+def _declared(bounds: NDArray[np.float64]) -> dict[str, Tensor]:
+    """Statistics of numbers that fill their bounds ``[E, 2]`` evenly, whichever normalisation asks."""
+    low, high = torch.tensor(bounds, dtype=torch.float32).unbind(dim=1)
+    spread = {"mean": (low + high) / 2, "std": (high - low) / 2}  # so that mean-std normalisation gives [-1, 1] too
+    return {"min": low, "max": high, "q01": low, "q99": high, **spread}

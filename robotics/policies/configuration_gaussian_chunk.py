@@ -8,6 +8,7 @@ from lerobot.configs import NormalizationMode, PreTrainedConfig
 from lerobot.optim import AdamWConfig
 
 from mmrl.errors import ConfigError
+from robotics.envs.observation import environment_bounds
 
 POLICY_TYPE = "mmrl_gaussian_chunk"
 
@@ -27,6 +28,8 @@ class GaussianChunkConfig(PreTrainedConfig):
     """Widths of the trunk."""
     word_dim: int = 16
     """Width of word and object embeddings."""
+    num_readers: int = 2
+    """Things of the scene that the instruction may name at once, Q."""
     vocabulary: list[str] = field(default_factory=list)
     """Words with an embedding; others are ignored."""
     max_words: int = 16
@@ -59,17 +62,19 @@ class GaussianChunkConfig(PreTrainedConfig):
             )
 
     def validate_features(self) -> None:
-        """Joint state, positions of gripper and objects (three numbers each), and joint actions of the same size."""
+        """Joint state, the scene's `robotics.envs.observation.observe`, and joint actions of the state's size."""
         state, environment, action = self.robot_state_feature, self.env_state_feature, self.action_feature
-        if state is None or environment is None or action is None or state.shape != action.shape:
+        expected = (len(environment_bounds),)
+        if (
+            state is None
+            or environment is None
+            or action is None
+            or state.shape != action.shape
+            or environment.shape != expected
+        ):
             raise ConfigError(
                 f"{POLICY_TYPE}: inputs are {self.input_features}, outputs {self.output_features}; expected observation.state "
-                "[A], observation.environment_state [3 + 3K] and action [A]."
-            )
-        if environment.shape[0] % 3 or environment.shape[0] < 6:
-            raise ConfigError(
-                f"{POLICY_TYPE}: observation.environment_state has {environment.shape[0]} entries; expected the gripper's "
-                "position and those of K >= 1 objects, 3 + 3K."
+                f"[A], observation.environment_state {list(expected)} and action [A]."
             )
 
     def get_optimizer_preset(self) -> AdamWConfig:

@@ -1,19 +1,20 @@
 """A small instructed policy: a Gaussian over chunks of joint motions, with a density that policy gradients can use.
 
-The instruction reaches the network as words. Their embeddings are averaged, weighted by a learned importance, into a query that
-attends over the objects of the scene; each object's key is a learned embedding of its place in
-``observation.environment_state``. So which word means which object is learned from reward, not handed over. Word order is not
-seen: "the red one, not the blue one" is beyond it.
+The instruction reaches the network as words in order: a convolution lets each word see its neighbours ("red on blue" is not
+"blue on red"), and several learned readers pool them. Each reader asks for one thing of the scene, by attention over the slots
+of ``observation.environment_state`` with learned keys. So which word means which object is learned, not handed over.
 
 A decision is a chunk ``u`` ``[H, A]`` of motions in units of ``max_delta``, Gaussian with a learned standard deviation per
 joint that does not depend on the observation. `decode` turns it into joint positions: the observed position plus the running
-sum of the motions. The density is that of ``u``. Axes: ``B`` batch, ``H`` chunk, ``A`` joints, ``K`` objects, ``L`` words.
+sum of the motions. The density is that of ``u``. Axes: ``B`` batch, ``H`` chunk, ``A`` joints, ``K`` slots, ``Q`` readers,
+``L`` words.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -22,14 +23,16 @@ from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.constants import ACTION, OBS_ENV_STATE, OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
 from torch import Tensor, nn
 
+from robotics.envs.observation import SLOTS
 from robotics.policies.configuration_gaussian_chunk import POLICY_TYPE, GaussianChunkConfig
+from robotics.policies.seam import Decision
 
 _LOG_2PI = math.log(2.0 * math.pi)
 _OFFSET_GAIN = 4.0  # a normalised offset of 0.1 (three centimetres) should not be a small input
 
 
 def log_density(motions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Log-density of each motion, ``[..., H]``, given motions and mean ``[..., H, A]`` and log standard deviation ``[A]``."""
+    """Gaussian log-density of each motion ``[..., H]``; motions and mean are ``[..., H, A]``, the log standard deviation ``[A]``."""
     return (-0.5 * ((motions - mean) / log_std.exp()).square() - log_std - 0.5 * _LOG_2PI).sum(dim=-1)
 
 
@@ -38,31 +41,24 @@ def entropy(log_std: Tensor) -> Tensor:
     return (log_std + 0.5 * (1.0 + _LOG_2PI)).sum()
 
 
-def sum_executed(per_motion: Tensor, executed: Tensor) -> Tensor:
-    """Sum ``[..., H]`` over the first ``executed`` ``[...]`` motions of each chunk.
-
-    Motions that were decided and never executed changed nothing, so they are not part of the decision.
-    """
-    taken = torch.arange(per_motion.shape[-1], device=per_motion.device) < executed[..., None]
-    return torch.where(taken, per_motion, 0.0).sum(dim=-1)
-
-
 class GaussianChunkPolicy(PreTrainedPolicy):
-    """Batches are dicts with LeRobot's names, after the preprocessor: states normalised to [-1, 1], words as ids."""
+    """See `robotics.policies.seam.ChunkPolicy`; batches come from the preprocessor: numbers in [-1, 1], words as ids."""
 
     config_class = GaussianChunkConfig
     name = POLICY_TYPE
+    observation_keys = (OBS_STATE, OBS_ENV_STATE, OBS_LANGUAGE_TOKENS, OBS_LANGUAGE_ATTENTION_MASK)
 
     def __init__(self, config: GaussianChunkConfig, **_: Any) -> None:  # LeRobot also passes dataset statistics
         super().__init__(config)
         config.validate_features()
         self.num_joints = config.action_feature.shape[0]
-        num_objects = config.env_state_feature.shape[0] // 3 - 1
-        self.words = nn.Embedding(len(config.vocabulary) + 1, config.word_dim, padding_idx=0)
-        self.importance = nn.Linear(config.word_dim, 1, bias=False)
-        self.query = nn.Linear(config.word_dim, config.word_dim)
-        self.keys = nn.Parameter(torch.randn(num_objects, config.word_dim))
-        widths = [self.num_joints + 9 + config.word_dim, *config.hidden_sizes]
+        dim, readers = config.word_dim, config.num_readers
+        self.words = nn.Embedding(len(config.vocabulary) + 1, dim, padding_idx=0)
+        self.neighbours = nn.Conv1d(dim, dim, kernel_size=3, padding=1)
+        self.importance = nn.Linear(dim, readers, bias=False)
+        self.query = nn.Linear(dim, dim)
+        self.keys = nn.Parameter(torch.randn(len(SLOTS), dim))
+        widths = [self.num_joints + 3 + readers * (8 + dim), *config.hidden_sizes]
         layers: list[nn.Module] = []
         for width, next_width in pairwise(widths):
             layers += [nn.Linear(width, next_width), nn.Tanh()]
@@ -73,21 +69,28 @@ class GaussianChunkPolicy(PreTrainedPolicy):
         self.log_std = nn.Parameter(torch.full((self.num_joints,), config.initial_log_std))
         self.reset()
 
-    # What the adapter asks
-
-    def distribution(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def distribution(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean ``[B, H, A]`` and log standard deviation ``[A]`` of the motions ``u``."""
-        words, mask = self.words(batch[OBS_LANGUAGE_TOKENS]), batch[OBS_LANGUAGE_ATTENTION_MASK]  # [B, L, D], [B, L]
-        weights = self.importance(words).squeeze(2).exp() * mask
-        weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=1e-6)  # no known word: all zero
-        meaning = (weights[..., None] * words).sum(dim=1)  # [B, D]
-        points = batch[OBS_ENV_STATE].unflatten(1, (-1, 3))  # [B, 1 + K, 3]
-        gripper, objects = points[:, 0], points[:, 1:]
-        attention = (self.query(meaning) @ self.keys.T).softmax(dim=1)  # [B, K]
-        goal = (attention[..., None] * objects).sum(dim=1)  # [B, 3]
-        features = [batch[OBS_STATE], gripper, goal, _OFFSET_GAIN * (goal - gripper), meaning]
-        mean = self.head(self.trunk(torch.cat(features, dim=1))).unflatten(1, (-1, self.num_joints))
+        meanings = self._read(batch[OBS_LANGUAGE_TOKENS], batch[OBS_LANGUAGE_ATTENTION_MASK])  # [B, Q, D]
+        scene = batch[OBS_ENV_STATE]
+        gripper, slots = scene[:, :3], scene[:, 3 : 3 + 3 * len(SLOTS)].unflatten(1, (-1, 3))  # [B, K, 3]
+        yaws = scene[:, 3 + 3 * len(SLOTS) :].unflatten(1, (-1, 2))  # of the first slots, the blocks
+        yaws = torch.cat([yaws, yaws.new_zeros(len(yaws), len(SLOTS) - yaws.shape[1], 2)], dim=1)
+        attention = (self.query(meanings) @ self.keys.T).softmax(dim=2)  # [B, Q, K]
+        points, turns = attention @ slots, attention @ yaws  # [B, Q, 3], [B, Q, 2]
+        offsets = _OFFSET_GAIN * (points - gripper[:, None])
+        found = torch.cat([points, offsets, turns, meanings], dim=2).flatten(1)
+        mean = self.head(self.trunk(torch.cat([batch[OBS_STATE], gripper, found], dim=1)))
+        mean = mean.unflatten(1, (-1, self.num_joints))
         return mean, self.log_std.clamp(self.config.min_log_std, self.config.max_log_std)
+
+    def _read(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """``[B, Q, D]``: what each reader makes of the instruction; zeros when it knows no word."""
+        words = self.words(tokens)  # [B, L, D]
+        words = words + torch.tanh(self.neighbours(words.transpose(1, 2))).transpose(1, 2)
+        weights = self.importance(words).exp() * mask[..., None]  # [B, L, Q]
+        weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=1e-6)
+        return weights.transpose(1, 2) @ words
 
     def decode(self, state: Tensor, motions: Tensor) -> Tensor:
         """Normalised joint positions ``[B, H, A]``: ``state`` ``[B, A]`` plus the running sum of motions clipped to [-1, 1]."""
@@ -98,6 +101,26 @@ class GaussianChunkPolicy(PreTrainedPolicy):
         """Motions ``[B, H, A]`` that `decode` turns into normalised ``positions`` (when none is faster than ``max_delta``)."""
         before = torch.cat([state[:, None], positions[:, :-1]], dim=1)
         return ((positions - before) / self.config.max_delta).clamp(-1.0, 1.0)
+
+    # What acting and learning ask (`robotics.policies.seam`)
+
+    def noise_shape(self) -> tuple[int, ...]:
+        return self.config.chunk_size, self.num_joints
+
+    @torch.no_grad()
+    def decide(self, observation: Mapping[str, Tensor], noise: Tensor | None) -> Decision:
+        mean, log_std = self.distribution(observation)
+        motions = mean if noise is None else mean + log_std.exp() * noise
+        chunk = self.decode(observation[OBS_STATE], motions)
+        return Decision(chunk=chunk, record={"motions": motions}, density=log_density(motions, mean, log_std))
+
+    def score(self, observation: Mapping[str, Tensor], record: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.distribution(observation)
+        density = log_density(record["motions"], mean, log_std)
+        return density, entropy(log_std).expand_as(density)
+
+    def imitate(self, observation: Mapping[str, Tensor], chunk: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        return {"motions": self.encode(observation[OBS_STATE], chunk)}
 
     # What LeRobot asks
 

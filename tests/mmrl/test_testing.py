@@ -197,7 +197,7 @@ def test_the_bandit_rewards_the_arm_that_equals_the_context():
     task = BanditAdapter().task_source("train")[2]
     assert share_of_right_arms(task, [2, 2, 0]) == pytest.approx(2 / 3)
     adapter = BanditAdapter()
-    batch = adapter.demonstrate(adapter.build_policy(), adapter.task_source("train")[:4])
+    batch = adapter.demonstrate(adapter.build_policy(), adapter.task_source("train")[:4], seeds=torch.arange(4))
     assert [share_of_right_arms(task, outcome) for task, outcome in zip(batch.tasks, batch.outcomes)] == [1.0] * 4
 
 

@@ -112,7 +112,7 @@ def test_the_gradient_of_one_choice_is_the_textbook_one(make):
     run = make(algorithm="dapo")
     nn.init.zeros_(run.policy.weight)
     tasks = run.adapter.task_source("train")[:2]  # contexts 0 and 1, one and two decisions
-    batch = run.adapter.demonstrate(run.policy, tasks)
+    batch = run.adapter.demonstrate(run.policy, tasks, seeds=torch.arange(2))
     batch = replace(batch, old_log_probs=torch.full((2, 2), math.log(1 / 5)), rewards=torch.zeros(2))
     run.updater.update(collected_from(batch, torch.tensor([2.0, -1.0])))
     expected = torch.zeros(4, 5)

@@ -4,7 +4,7 @@ import torch
 
 from mmrl.adapter import Adapter
 from mmrl.advantages import group_std_advantages
-from mmrl.errors import AdapterError, DataError
+from mmrl.errors import AdapterError, ConfigError, DataError
 from mmrl.losses import aggregation_weights, clipped_surrogate, log_ratio, weighted_sum
 from mmrl.sampling import rollout_seeds
 from mmrl.testing import check_adapter
@@ -23,7 +23,7 @@ def rollout(adapter, policy, *, num_tasks=3, group_size=4, seed=0, **kwargs):
 
 def assert_equal_rows(left, right):
     for one, two in zip(left.outcomes, right.outcomes):
-        np.testing.assert_array_equal(one.distances, two.distances)
+        np.testing.assert_array_equal(one.left, two.left)
         np.testing.assert_array_equal(one.commands, two.commands)
         np.testing.assert_array_equal(one.final_state, two.final_state)
     assert torch.equal(left.old_log_probs, right.old_log_probs)
@@ -89,7 +89,7 @@ def test_a_group_shares_instruction_and_start_and_its_noise_differs(adapter):
         assert len({batch.tasks[row].instruction for row in rows}) == 1
         states = [batch.outcomes[row].initial_state for row in rows]
         assert all(np.array_equal(states[0], state) for state in states)
-        assert len({batch.outcomes[row].distances[-1] for row in rows}) == 3
+        assert len({batch.outcomes[row].left[-1] for row in rows}) == 3
 
 
 def test_the_environment_of_a_task_starts_as_its_rollout_does(adapter):
@@ -115,10 +115,12 @@ def test_splits_do_not_share_layouts_and_the_new_words_split_asks_differently(ad
 
 
 def test_goals_can_be_restricted_and_unknown_ones_are_refused(make_adapter):
-    some = make_adapter("tasks.goals=[blue]")
+    some = make_adapter("tasks.goals.reach=[blue]")
     assert {task.goal for task in first(some, 5)} == {"blue"}
-    with pytest.raises(DataError, match=r"tasks.goals names purple, which reach does not have"):
-        make_adapter("tasks.goals=[purple]")
+    with pytest.raises(DataError, match=r"tasks.goals.reach names purple, which reach does not have"):
+        make_adapter("tasks.goals.reach=[purple]").task_source("train")
+    with pytest.raises(ConfigError, match=r"tasks.goals names push, not among tasks.families: reach"):
+        make_adapter("tasks.goals.push=[red]")
 
 
 def test_a_policy_that_outputs_nan_ends_those_episodes_without_any_decision(adapter):
@@ -137,9 +139,9 @@ def test_a_policy_that_outputs_nan_ends_those_episodes_without_any_decision(adap
 
 def test_demonstrations_succeed_and_the_policy_can_express_them(adapter):
     policy = adapter.build_policy()
-    batch = adapter.demonstrate(policy, first(adapter, 8, "eval"))
+    batch = adapter.demonstrate(policy, first(adapter, 8, "eval"), seeds=torch.arange(8))
     assert set(batch.stop_reasons) == {"success"} and (batch.old_log_probs == 0).all()
-    assert batch.inputs.motions.abs().max() <= 1.0
+    assert batch.inputs.records["motions"].abs().max() <= 1.0
     assert adapter.forward(policy, batch).log_probs[batch.loss_mask].isfinite().all()
     success = [adapter.reward_terms["success"](task, outcome) for task, outcome in zip(batch.tasks, batch.outcomes)]
     assert success == [1.0] * 8
@@ -148,7 +150,7 @@ def test_demonstrations_succeed_and_the_policy_can_express_them(adapter):
 def test_describe_shows_instruction_decisions_goal_and_two_frames(adapter):
     batch = rollout(adapter, adapter.build_policy(), num_tasks=1, group_size=2)
     sample = adapter.describe(batch, 1)
-    assert sample.prompt == batch.tasks[1].instruction and sample.reference.startswith("red")
+    assert sample.prompt == batch.tasks[1].instruction and sample.reference == "reach red"
     assert len(sample.completion.splitlines()) == int(batch.num_decisions[1]) + 1
     assert [media.data[:4] for media in sample.media] == [b"\x89PNG"] * 2
     assert sample.media[0].data != sample.media[1].data
@@ -166,12 +168,12 @@ def test_wrong_requests_are_refused(adapter):
 
 
 def test_a_few_updates_towards_one_goal_bring_the_gripper_much_closer(make_adapter):
-    adapter = make_adapter("tasks.goals=[green]")
+    adapter = make_adapter("tasks.goals.reach=[green]")
     policy, source = adapter.build_policy(), adapter.task_source("train")
 
     def mean_distance():
         batch = adapter.rollout(policy, first(adapter, 40, "eval"), group_size=1, seeds=torch.arange(40), greedy=True)
-        return np.mean([episode.distances[-1] for episode in batch.outcomes])
+        return np.mean([episode.left[-1] for episode in batch.outcomes])
 
     before = mean_distance()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3, weight_decay=0.0)

@@ -1,12 +1,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from mmrl.config import apply_overrides, read_config, validate
 from mmrl.errors import ConfigError
-from robotics.config import RoboticsRunConfig
+from robotics.config import AnyPolicySection, RoboticsRunConfig
 
 CONFIG = Path(__file__).parents[2] / "configs" / "robotics" / "reach.yaml"
 
@@ -39,9 +40,24 @@ def test_noise_outside_its_bounds_is_refused():
 
 
 def test_every_key_is_documented():
-    for section in ("policy", "tasks", "rollout"):
-        model = RoboticsRunConfig.model_fields[section].annotation
+    models = [RoboticsRunConfig.model_fields[name].annotation for name in ("tasks", "rollout", "demonstrations")]
+    models += get_args(get_args(AnyPolicySection)[0])
+    assert len(models) > 6
+    for model in models:
         assert all(field.description for field in model.model_fields.values())
+
+
+@pytest.mark.parametrize("name", ["gaussian_chunk", "flow_vla", "token_vla"])
+def test_a_policy_is_chosen_by_name(name):
+    tree = apply_overrides(read_config(CONFIG), [])
+    tree["policy"] = {"name": name, "chunk_size": 6}
+    section = validate(tree, RoboticsRunConfig, "reach.yaml").policy
+    assert section.name == name and section.chunk_size == 6
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"policy.*'transformer'.*gaussian_chunk.*flow_vla"):
+        load("policy.name=transformer")
 
 
 def test_the_config_module_imports_neither_torch_nor_mujoco():

@@ -10,7 +10,9 @@ from lerobot.utils.constants import ACTION, OBS_ENV_STATE, OBS_LANGUAGE_TOKENS, 
 from safetensors.torch import load_file, save_file
 
 from mmrl.errors import CheckpointError, ConfigError, DataError
-from robotics.policies import GaussianChunkConfig, entropy, log_density, sum_executed
+from robotics.acting import sum_executed
+from robotics.policies import GaussianChunkConfig
+from robotics.policies.modeling_gaussian_chunk import entropy, log_density
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def observation(rows=5, task="reach the red target", seed=0):
     generator = torch.Generator().manual_seed(seed)
     return {
         OBS_STATE: 60.0 * torch.rand(rows, 6, generator=generator),
-        OBS_ENV_STATE: 0.3 * torch.rand(rows, 15, generator=generator),
+        OBS_ENV_STATE: 0.3 * torch.rand(rows, 35, generator=generator),
         "task": [task] * rows,
     }
 
@@ -70,6 +72,24 @@ def test_words_reach_the_network_and_unknown_words_are_ignored(adapter, policy):
     assert mean("").isfinite().all()
 
 
+def test_the_order_of_words_matters(adapter, policy):
+    def mean(task):
+        return policy.distribution(adapter.preprocessor(observation(task=task)))[0]
+
+    assert not torch.allclose(mean("red on blue"), mean("blue on red"), atol=1e-4)
+
+
+def test_a_decision_scores_as_it_was_made_and_a_greedy_one_is_the_mean(adapter, policy):
+    seen = adapter.preprocessor(observation())
+    decided = policy.decide(seen, torch.randn(5, *policy.noise_shape(), generator=torch.Generator().manual_seed(2)))
+    density, spread = policy.score(seen, decided.record)
+    torch.testing.assert_close(density, decided.density)
+    assert density.shape == spread.shape == (5, 4)
+    greedy = policy.decide(seen, None)
+    torch.testing.assert_close(greedy.record["motions"], policy.distribution(seen)[0])
+    torch.testing.assert_close(greedy.chunk, policy.predict_action_chunk(seen))
+
+
 def test_the_goal_is_learned_from_words_not_given():
     config = GaussianChunkConfig(device="cpu")
     assert set(config.normalization_mapping) == {"STATE", "ENV", "ACTION"}  # no feature that could carry a goal index
@@ -85,10 +105,12 @@ def test_an_observation_without_instruction_is_refused(adapter):
 def test_states_and_actions_are_normalised_by_declared_limits(adapter):
     batch = observation(rows=1)
     batch[OBS_STATE] = torch.tensor([[110.0, -100.0, 0.0, 0.0, 80.0, 100.0]])
-    batch[OBS_ENV_STATE] = torch.tensor([[-0.1, 0.3, 0.15] + [0.5, -0.3, 0.45] * 4])
+    batch[OBS_ENV_STATE] = torch.tensor([[-0.1, 0.3, 0.15] + [0.5, -0.3, 0.45] * 8 + [0.5] * 8])
     out = adapter.preprocessor(batch)
     torch.testing.assert_close(out[OBS_STATE], torch.tensor([[1.0, -1.0, 0.0, 0.0, 0.5, 1.0]]), atol=1e-6, rtol=0)
-    torch.testing.assert_close(out[OBS_ENV_STATE], torch.tensor([[-1.0, 1.0, 0.0] + [1.0, -1.0, 1.0] * 4]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        out[OBS_ENV_STATE], torch.tensor([[-1.0, 1.0, 0.0] + [1.0, -1.0, 1.0] * 8 + [0.5] * 8]), atol=1e-6, rtol=0
+    )
     torch.testing.assert_close(adapter.postprocessor(out[OBS_STATE]), batch[OBS_STATE], atol=1e-4, rtol=0)
 
 

@@ -126,6 +126,6 @@ def test_the_image_changes_what_is_likely(adapter):
     for color in ("black", "white"):
         content = [{"type": "image", "image": Image.new("RGB", (56, 56), color)}, {"type": "text", "text": "Which digit?"}]
         task = ChatTask(id=color, messages=({"role": "user", "content": content},), demonstration="a b c")
-        batch = adapter.demonstrate(policy, [task])
+        batch = adapter.demonstrate(policy, [task], seeds=torch.zeros(1, dtype=torch.long))
         likelihoods.append(adapter.forward(policy, batch).log_probs.detach())
     assert not torch.allclose(likelihoods[0], likelihoods[1])
