@@ -33,6 +33,83 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[f
     return low, high
 
 
+def clopper_pearson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Exact binomial interval of a proportion; covers at least ``confidence`` for any true share, so it is wider than Wilson's.
+
+    ``[B(alpha/2; k, n-k+1), B(1-alpha/2; k+1, n-k)]``, quantiles of the beta distribution.
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"successes is {successes} of n = {n}; expected 0 <= successes <= n.")
+    _check_confidence(confidence)
+    from scipy.special import betaincinv
+
+    tail = (1 - confidence) / 2
+    low = 0.0 if successes == 0 else float(betaincinv(successes, n - successes + 1, tail))
+    high = 1.0 if successes == n else float(betaincinv(successes + 1, n - successes, 1 - tail))
+    return low, high
+
+
+def sample_size(share: float, other: float, *, significance: float = 0.05, power: float = 0.8) -> int:
+    """Trials of each of two independent arms, so that a two-sided test tells ``share`` from ``other``.
+
+    ``n = (z_a sqrt(2 m (1-m)) + z_b sqrt(p(1-p) + q(1-q)))^2 / (p - q)^2`` with ``m`` the mean of ``p`` and ``q``, rounded up.
+    """
+    if share == other or not (0 <= share <= 1 and 0 <= other <= 1):
+        raise ValueError(f"shares are {share} and {other}; expected two different numbers in [0, 1].")
+    z_a, z_b = _normal_quantile(1 - significance), NormalDist().inv_cdf(power)
+    middle = (share + other) / 2
+    spread = share * (1 - share) + other * (1 - other)
+    root = z_a * math.sqrt(2 * middle * (1 - middle)) + z_b * math.sqrt(spread)
+    return math.ceil(root**2 / (share - other) ** 2)
+
+
+def suite_means(
+    groups: Sequence[Sequence[float]],
+    confidence: float = 0.95,
+    *,
+    generator: np.random.Generator,
+    num_resamples: int = 4000,
+) -> dict[str, tuple[float, float, float]]:
+    """``macro`` (mean of the groups' means) and ``micro`` (mean of all values), each ``(mean, low, high)``.
+
+    ``groups`` holds the values of each task's episodes. Percentile bootstrap in two stages: tasks are drawn with replacement,
+    then episodes of each, so the interval speaks of other tasks and other episodes of the same kind. One task says nothing of
+    others; its interval covers episodes only.
+    """
+    _check_confidence(confidence)
+    arrays = [np.asarray(group, dtype=np.float64) for group in groups]
+    if not arrays or any(not len(array) for array in arrays):
+        raise ValueError("suite_means: expected at least one task, each with at least one value.")
+    sizes = np.array([len(array) for array in arrays])
+    means = np.array([array.mean() for array in arrays])
+    drawn = generator.integers(len(arrays), size=(num_resamples, len(arrays)))
+    macro, sums, counts = (np.zeros(num_resamples) for _ in range(3))
+    for column in drawn.T:
+        for place, array in enumerate(arrays):
+            rows = np.flatnonzero(column == place)
+            totals = array[generator.integers(len(array), size=(len(rows), len(array)))].sum(axis=1)
+            macro[rows] += totals / len(array) / len(arrays)
+            sums[rows] += totals
+            counts[rows] += len(array)
+    tails = [(1 - confidence) / 2, (1 + confidence) / 2]
+    micro_mean = float((means * sizes).sum() / sizes.sum())
+    return {
+        "macro": (float(means.mean()), *(float(bound) for bound in np.quantile(macro, tails))),
+        "micro": (micro_mean, *(float(bound) for bound in np.quantile(sums / counts, tails))),
+    }
+
+
+def chain_success(solved: Sequence[int], length: int) -> tuple[list[float], float]:
+    """CALVIN's summary of chains of ``length`` instructions, of which each chain solved the first ``solved``.
+
+    Returns the share of chains with at least 1, 2, ... ``length`` solved, and the average number solved (their sum).
+    """
+    if not solved or any(not 0 <= count <= length for count in solved):
+        raise ValueError(f"solved is {list(solved)}; expected at least one count, each 0 to {length}.")
+    shares = [sum(count >= k for count in solved) / len(solved) for k in range(1, length + 1)]
+    return shares, sum(shares)
+
+
 def mean_interval(
     values: Sequence[float] | np.ndarray,
     confidence: float = 0.95,
@@ -75,6 +152,34 @@ def difference_interval(before: tuple[float, float, float], after: tuple[float, 
     (mean_0, low_0, high_0), (mean_1, low_1, high_1) = before, after
     difference = mean_1 - mean_0
     return difference - math.hypot(mean_1 - low_1, high_0 - mean_0), difference + math.hypot(high_1 - mean_1, mean_0 - low_0)
+
+
+def paired_difference_interval(
+    both: int, only_first: int, only_second: int, neither: int, confidence: float = 0.95
+) -> tuple[float, float, float]:
+    """``(difference, low, high)`` of the first's share minus the second's, measured on the same tasks.
+
+    Newcombe's hybrid score interval for paired proportions (1998, method 10): square-and-add of the two Wilson intervals with
+    the continuity-corrected correlation of the pairs.
+    """
+    counts = (both, only_first, only_second, neither)
+    n = sum(counts)
+    if n == 0 or min(counts) < 0:
+        raise ValueError(f"paired counts are {counts}; expected counts of 0 or more, not all 0.")
+    shares = (both + only_first) / n, (both + only_second) / n
+    (low_1, high_1), (low_2, high_2) = (wilson_interval(round(share * n), n, confidence) for share in shares)
+    margins = math.prod((both + only_first, only_second + neither, both + only_second, only_first + neither))
+    product = both * neither - only_first * only_second
+    if product > 0:
+        product = max(product - n / 2, 0)
+    phi = product / math.sqrt(margins) if margins else 0.0
+
+    def side(one: float, other: float) -> float:
+        return math.sqrt(max(one * one - 2 * phi * one * other + other * other, 0.0))
+
+    difference = (only_first - only_second) / n
+    low = difference - side(shares[0] - low_1, high_2 - shares[1])
+    return difference, low, difference + side(high_1 - shares[0], shares[1] - low_2)
 
 
 def mcnemar_exact(b: int, c: int) -> float:

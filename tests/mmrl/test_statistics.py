@@ -1,4 +1,4 @@
-"""Oracles: methods/robotics.md 5.11 (E1, E4), Newcombe 1998, and tables of Student's t."""
+"""Oracles: methods/robotics.md 5.11 (E1 to E6), Newcombe 1998, and tables of Student's t."""
 
 import math
 import subprocess
@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrl.statistics import difference_interval, mcnemar_exact, mean_interval, wilson_interval
+from mmrl.statistics import (
+    chain_success,
+    clopper_pearson_interval,
+    difference_interval,
+    mcnemar_exact,
+    mean_interval,
+    paired_difference_interval,
+    sample_size,
+    suite_means,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +123,71 @@ def test_mcnemar_takes_thousands_of_pairs():
     assert mcnemar_exact(0, 100) == 2.0**-99
     with pytest.raises(ValueError, match="counts of 0 or more"):
         mcnemar_exact(-1, 2)
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"), [(9, 10, 0.554984, 0.997471), (485, 500, 0.951002, 0.983114), (0, 10, 0.0, 0.308497)]
+)
+def test_clopper_pearson_matches_the_worked_values(successes, n, low, high):
+    # 0 of 10: the upper bound solves (1 - p)^10 = 0.025, so p = 1 - 0.025^(1/10) = 0.308497
+    assert clopper_pearson_interval(successes, n) == pytest.approx((low, high), abs=1e-6)
+
+
+def test_clopper_pearson_of_everything_ends_at_one_and_of_nothing_is_everything():
+    assert clopper_pearson_interval(10, 10) == pytest.approx((1 - 0.308497, 1.0), abs=1e-6)
+    assert clopper_pearson_interval(0, 0) == (0.0, 1.0)
+    with pytest.raises(ValueError, match="successes is"):
+        clopper_pearson_interval(3, 2)
+
+
+def test_telling_90_from_95_percent_takes_435_episodes_of_each():
+    assert sample_size(0.90, 0.95) == sample_size(0.95, 0.90) == 435
+    assert sample_size(0.90, 0.95, power=0.9) > 435 > sample_size(0.5, 0.6)
+    with pytest.raises(ValueError, match="two different numbers"):
+        sample_size(0.9, 0.9)
+
+
+def test_chains_are_summed_up_as_calvin_does():
+    shares, average = chain_success([5, 3, 0, 1, 5], 5)
+    assert shares == pytest.approx([0.8, 0.6, 0.6, 0.4, 0.4]) and average == pytest.approx(2.8)
+    with pytest.raises(ValueError, match="0 to 5"):
+        chain_success([6], 5)
+
+
+def test_macro_weighs_tasks_and_micro_weighs_episodes():
+    groups = [[1.0] * 45 + [0.0] * 5, [1.0] * 5 + [0.0] * 5]
+    means = suite_means(groups, generator=np.random.default_rng(0))
+    assert means["macro"][0] == pytest.approx(0.70) and means["micro"][0] == pytest.approx(50 / 60)
+    for mean, low, high in means.values():
+        assert 0.0 <= low < mean < high <= 1.0
+    # Tasks at 0.9 and 0.5: drawing the same task twice (each with chance 1/4) reaches below 0.5 and up to 0.9.
+    assert means["macro"][1] < 0.5 and means["macro"][2] > 0.88
+    assert means == suite_means(groups, generator=np.random.default_rng(0))
+
+
+def test_the_suite_interval_of_one_task_is_the_bootstrap_of_its_episodes():
+    values = [1.0] * 30 + [0.0] * 20
+    means = suite_means([values], generator=np.random.default_rng(0))
+    assert means["macro"] == means["micro"]
+    assert means["macro"][1:] == pytest.approx(mean_interval(values, generator=np.random.default_rng(1)), abs=0.03)
+    with pytest.raises(ValueError, match="at least one"):
+        suite_means([values, []], generator=np.random.default_rng(0))
+
+
+def test_paired_difference_is_newcombes_method_10_for_pairs():
+    # Newcombe 1998 (paired), table III: 36, 12, 2, 0 of 50 pairs differ by 0.2, 95 % interval 0.0569 to 0.3404.
+    assert paired_difference_interval(36, 12, 2, 0) == pytest.approx((0.2, 0.0569, 0.3404), abs=5e-5)
+    difference, low, high = paired_difference_interval(36, 2, 12, 0)
+    assert (difference, low, high) == pytest.approx((-0.2, -0.3404, -0.0569), abs=5e-5)
+
+
+def test_pairs_that_agree_make_the_interval_narrower_than_independent_measurements():
+    paired = paired_difference_interval(60, 12, 3, 25)
+    one, other = (72 / 100, *wilson_interval(72, 100)), (63 / 100, *wilson_interval(63, 100))
+    low, high = difference_interval(other, one)
+    assert low < paired[1] < paired[0] < paired[2] < high
+    with pytest.raises(ValueError, match="not all 0"):
+        paired_difference_interval(0, 0, 0, 0)
 
 
 def test_importing_statistics_does_not_import_torch_or_scipy():
