@@ -261,9 +261,15 @@ class ArmPhysics:
         return sound
 
     def copy_to(self, row: int, data: mujoco.MjData) -> None:
-        """Write one simulation into ``data``, derived quantities included, for rendering or for any ``mj_`` function."""
+        """Write one simulation into ``data``, derived quantities included, for any ``mj_`` function."""
         self._batch.get_data(row, data)
         mujoco.mj_forward(self.parameters(row), data)
+
+    def copy_poses_to(self, row: int, data: mujoco.MjData) -> None:
+        """Write one simulation's state and where everything is into ``data``: all that an image needs, without dynamics."""
+        self._batch.get_data(row, data)
+        mujoco.mj_kinematics(self.model, data)
+        mujoco.mj_camlight(self.model, data)
 
     def _carry_parked(self, rows: NDArray[np.int64]) -> None:
         """Hold the weight of parked blocks, so that they rest without a contact."""
