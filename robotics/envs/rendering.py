@@ -50,7 +50,7 @@ class SceneRenderer:
     def render_rows(
         self, rows: NDArray[np.int64], cameras: Sequence[str], *, width: int | None = None, height: int | None = None
     ) -> Mapping[str, NDArray[np.uint8]]:
-        """Simulations ``rows`` seen by each camera: RGB ``[n, height, width, 3]`` by camera, before black: for policies.
+        """Simulations ``rows`` seen by each camera: RGB ``[n, height, width, 3]`` by camera, with a black background: for policies.
 
         Raises `MissingExtra` where OpenGL is missing, and `AdapterError` in a process or thread that cannot draw.
         """
@@ -81,9 +81,8 @@ class SceneRenderer:
                     mujoco.mjv_updateCamera(model, data, view, scene)
                 mujoco.mjr_render(rectangle, scene, self._context)
                 mujoco.mjr_readPixels(images[camera][index], None, rectangle, self._context)
-        return {
-            camera: np.ascontiguousarray(image[:, ::-1]) for camera, image in images.items()
-        }  # OpenGL counts rows from below
+        # OpenGL's first row is the bottom one
+        return {camera: np.ascontiguousarray(image[:, ::-1]) for camera, image in images.items()}
 
     def _view(self, camera: str) -> mujoco.MjvCamera:
         view = mujoco.MjvCamera()
