@@ -92,8 +92,19 @@ def latest_checkpoint(root: Path) -> Path | None:
     return max((path for path in root.glob("step_*") if path.is_dir()), default=None)
 
 
+def checkpoint_directory(path: Path) -> Path:
+    """``path``, or the checkpoint that it points to when it is a folder's ``latest``."""
+    if path.name != LATEST or path.is_dir():
+        return path
+    found = latest_checkpoint(path.parent)
+    if found is None:
+        raise CheckpointError(f"{path}: there is no checkpoint beside it; train first, or name a checkpoint's folder.")
+    return found
+
+
 def read_checkpoint(directory: Path) -> Snapshot:
-    """Verify every file against the manifest and read the trainer's part."""
+    """Verify every file against the manifest and read the trainer's part; ``directory`` may be a ``latest`` pointer."""
+    directory = checkpoint_directory(directory)
     verify_checkpoint(directory)
     try:
         state = json.loads((directory / STATE).read_text(encoding="utf-8"))

@@ -175,7 +175,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
     config = load_run(arguments.config, arguments.overrides)
     import torch
 
-    from mmrl.checkpoint import verify_checkpoint
+    from mmrl.checkpoint import checkpoint_directory, verify_checkpoint
     from mmrl.evaluation import comparison_table, evaluate
     from mmrl.rewards import resolve_terms
 
@@ -184,8 +184,9 @@ def eval_command(arguments: argparse.Namespace) -> int:
     adapter = build_adapter(config)
     policy = adapter.build_policy()
     if arguments.checkpoint is not None:
-        verify_checkpoint(arguments.checkpoint)
-        adapter.load_policy(policy, arguments.checkpoint / "policy")
+        checkpoint = checkpoint_directory(arguments.checkpoint)
+        verify_checkpoint(checkpoint)
+        adapter.load_policy(policy, checkpoint / "policy")
     source = adapter.task_source(config.evaluation.split)
     terms = resolve_terms(config.rewards, adapter.reward_terms)
     console = _console()
@@ -220,11 +221,12 @@ def export_command(arguments: argparse.Namespace) -> int:
     config = load_run(arguments.config, arguments.overrides)
     import torch
 
-    from mmrl.checkpoint import latest_checkpoint, verify_checkpoint
+    from mmrl.checkpoint import checkpoint_directory, latest_checkpoint, verify_checkpoint
 
     source = arguments.checkpoint or latest_checkpoint(config.run_dir / "checkpoints")
     if source is None:
         raise ConfigError(f"{config.run_dir} has no checkpoint; train first, or name one with --checkpoint.")
+    source = checkpoint_directory(source)
     verify_checkpoint(source)
     adapter = build_adapter(config)
     policy = adapter.build_policy()

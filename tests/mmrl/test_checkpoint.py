@@ -12,6 +12,7 @@ from torch import nn
 
 from mmrl import checkpoint
 from mmrl.checkpoint import (
+    checkpoint_directory,
     forget_after,
     latest_checkpoint,
     load_optimizer_tensors,
@@ -278,3 +279,13 @@ def test_nothing_but_safetensors_and_json_is_read_back(tmp_path):
     (directory / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_checkpoint(directory)
+
+
+def test_the_pointer_to_the_newest_checkpoint_is_as_good_as_its_folder(tmp_path):
+    write(tmp_path, 1)
+    newest = write(tmp_path, 2)
+    assert checkpoint_directory(tmp_path / "latest") == newest and checkpoint_directory(newest) == newest
+    assert read_checkpoint(tmp_path / "latest").directory == newest
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="no checkpoint beside it"):
+        checkpoint_directory(tmp_path / "empty" / "latest")

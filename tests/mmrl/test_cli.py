@@ -251,6 +251,10 @@ def test_eval_measures_a_checkpoint_and_writes_the_result(capsys, bandit_file, t
         assert code == 0
         assert "held-out accuracy" in out
         results.append(json.loads((tmp_path / "result.json").read_text())["overall"]["mean"])
+    code, _, _ = run(
+        capsys, "eval", bandit_file, "--checkpoint", checkpoint.parent / "latest", "--output", tmp_path / "result.json"
+    )
+    assert code == 0 and json.loads((tmp_path / "result.json").read_text())["overall"]["mean"] == results[1]
     assert results[0] == 0.25
     assert results[1] == json.loads((tmp_path / "bandit" / "eval" / "step_000020.json").read_text())["overall"]["mean"] > 0.5
     (checkpoint / "policy" / "model.safetensors").unlink()
