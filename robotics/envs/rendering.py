@@ -50,7 +50,7 @@ class SceneRenderer:
     def render_rows(
         self, rows: NDArray[np.int64], cameras: Sequence[str], *, width: int | None = None, height: int | None = None
     ) -> Mapping[str, NDArray[np.uint8]]:
-        """Simulations ``rows`` seen by each camera: RGB ``[n, height, width, 3]`` by camera, with a black background: for policies.
+        """Simulations ``rows`` seen by each camera: RGB ``[n, height, width, 3]`` by camera, without a sky: for policies.
 
         Raises `MissingExtra` where OpenGL is missing, and `AdapterError` in a process or thread that cannot draw.
         """
