@@ -74,11 +74,8 @@ class SceneRenderer:
         model, data, scene = self.physics.model, self._data, self._scene
         for index, row in enumerate(rows):
             self.physics.copy_poses_to(int(row), data)
-            for position, (camera, view) in enumerate(views.items()):
-                if position == 0:
-                    mujoco.mjv_updateScene(model, data, self._options, None, view, _EVERYTHING, scene)
-                else:
-                    mujoco.mjv_updateCamera(model, data, view, scene)
+            for camera, view in views.items():
+                mujoco.mjv_updateScene(model, data, self._options, None, view, _EVERYTHING, scene)
                 mujoco.mjr_render(rectangle, scene, self._context)
                 mujoco.mjr_readPixels(images[camera][index], None, rectangle, self._context)
         # OpenGL's first row is the bottom one
