@@ -18,8 +18,8 @@ svg { --text: #1d2125; --muted: #5c636b; --rule: #d3d3ce; --accent: #22609c; --o
 }
 text { fill: var(--text); font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", Arial, sans-serif; }
 .middle { text-anchor: middle; } .end { text-anchor: end; }
-.name { font-weight: 600; } .share { font-size: 16px; font-weight: 650; } .fine { font-size: 11px; } .muted { fill: var(--muted); }
-.fill { fill: var(--accent); } .over { fill: var(--over); }
+.name { font-weight: 600; } .share { font-size: 16px; font-weight: 650; } .fine { font-size: 11px; }
+.muted { fill: var(--muted); } .fill { fill: var(--accent); } .over { fill: var(--over); }
 .empty { fill: none; stroke: var(--rule); stroke-dasharray: 3 3; } .rule { stroke: var(--rule); }
 .band { fill: var(--accent); fill-opacity: 0.18; } .line { fill: none; stroke: var(--accent); stroke-width: 2; }"""
 
@@ -58,11 +58,12 @@ def heat_map_svg(sweep: Mapping[str, Any]) -> str:
         found[place] = _cell(cell, dict(zip(axes, place)))
     draw = _curve if len(axes) == 1 else _map
     width, height, parts = draw(axes, found)
-    label = f"success over {' and '.join(axes)}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">\n'
-        f"<title>{escape(label)}</title>\n<style>\n{_STYLE}\n</style>\n" + "\n".join(parts) + "\n</svg>\n"
-    )
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    title = escape(f"success over {' and '.join(axes)}")
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">', f"<title>{title}</title>",
+        f"<style>\n{_STYLE}\n</style>", *parts, "</svg>\n",
+    ])  # fmt: skip
 
 
 def _axes(sweep: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -53,8 +53,8 @@ def replay(
         expected = world.states().shape[1]
         if len(episode.initial_state) != expected:
             raise DataError(
-                f"{task.id}: the episode's state has {len(episode.initial_state)} numbers, that of its scene {expected}; it was "
-                "recorded in another version of the scene."
+                f"{task.id}: the episode's state has {len(episode.initial_state)} numbers, that of its scene {expected}; it "
+                "was recorded in another version of the scene."
             )
         world.restore(episode.initial_state[None])
         for step in range(episode.num_steps + 1):

@@ -4,6 +4,7 @@ window.onerror = (message) => { document.documentElement.dataset.error = message
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const section = (id) => document.getElementById(id);
+const drop = (...ids) => ids.forEach((id) => { section(id).remove(); document.querySelector(`nav a[href="#${id}"]`).remove(); });
 
 // --- building elements: text always goes in as text, never as markup ---
 
@@ -41,6 +42,12 @@ function duration(seconds) {
 
 function plural(count, noun) { return `${number(count)} ${noun}${count === 1 ? "" : "s"}`; }
 
+function mark(cell, y, kind, place) {
+  return cell && element("g", { class: kind },
+    cell.low === null || cell.high === null ? null : element("line", { x1: place(cell.low), x2: place(cell.high), y1: y, y2: y }),
+    element("circle", { cx: place(cell.mean), cy: y, r: 3.5 }));
+}
+
 // --- summary, held-out table, timing, config, notes ---
 
 function drawSummary() {
@@ -76,9 +83,6 @@ function drawHeldOut() {
     const interval = cell.low === null ? "" : `[${change(cell.low)}, ${change(cell.high)}]`;
     return [element("b", { class: kind }, change(cell.mean)), element("small", {}, interval), percent ? element("small", {}, "points") : ""];
   };
-  const mark = (cell, y, kind) => cell && element("g", { class: kind },
-    cell.low === null || cell.high === null ? null : element("line", { x1: place(cell.low), x2: place(cell.high), y1: y, y2: y }),
-    element("circle", { cx: place(cell.mean), cy: y, r: 3.5 }));
 
   const heads = single ? [`step ${number(held.steps[0])}`]
     : [`before (step ${number(held.steps[0])})`, `after (step ${number(held.steps[1])})`, "difference"];
@@ -89,8 +93,8 @@ function drawHeldOut() {
     single ? null : element("td", { class: "num", "data-label": "difference" }, ...difference(row.difference)),
     element("td", { class: "plot" }, element("svg", { width: "100%", height: 26, "aria-hidden": "true" },
       ...[low, high].map((edge) => element("line", { class: "edge", x1: place(edge), x2: place(edge), y1: 0, y2: 26 })),
-      single ? mark(row.after, 13, "after") : mark(row.before, 8, "before"),
-      single ? null : mark(row.after, 18, "after")))));
+      single ? mark(row.after, 13, "after", place) : mark(row.before, 8, "before", place),
+      single ? null : mark(row.after, 18, "after", place)))));
   const scale = element("div", { class: "scale" }, element("span", {}, show(low)), element("span", {}, show(high)));
   into.append(
     element("p", {}, element("b", {}, held.metric), ` on the ${held.split} split, with 95% intervals.`,
@@ -102,6 +106,45 @@ function drawHeldOut() {
   if (!single) into.append(element("p", { class: "fine" },
     "The interval of a difference treats the two evaluations as independent (Newcombe). " +
     "On the same tasks they usually agree more than that, so it errs on the wide side."));
+}
+
+// --- rollouts ---
+
+function drawRollouts() {
+  if (!data.rollouts.length) return drop("rollouts");
+  const into = section("rollouts");
+  if (data.rollouts.some((set) => set.rows.length)) into.append(element("p", {}, "Successful episodes, with 95% Wilson intervals."));
+  for (const set of data.rollouts) {
+    if (set.name) into.append(element("h3", {}, set.name));
+    if (set.rows.length) into.append(successTable(set.rows));
+    if (set.comparison) into.append(element("p", { class: "fine" }, compared(set.comparison)));
+    if (set.sweep) into.append(element("div", { class: "wide" },
+      element("img", { class: "sweep", src: data.media[set.sweep], alt: "success over the swept parameters" })));
+    if (set.videos.length) into.append(element("div", { class: "media" }, ...set.videos.map(medium)));
+    if (set.protocol) into.append(element("details", {}, element("summary", {}, "Protocol"), element("pre", { tabindex: 0 }, set.protocol)));
+  }
+}
+
+function successTable(rows) {
+  const place = (share) => `${3 + 94 * share}%`;
+  const scale = element("div", { class: "scale" }, element("span", {}, "0%"), element("span", {}, "100%"));
+  const body = rows.map((row) => element("tr", {},
+    element("th", { scope: "row" }, row.name),
+    element("td", { class: "num", "data-label": "episodes" }, `${number(row.k)}/${number(row.n)}`),
+    element("td", { class: "num", "data-label": "success" }, element("b", {}, `${fixed(100 * row.mean, 1)}%`)),
+    element("td", { class: "num", "data-label": "interval" }, `[${fixed(100 * row.low, 1)}, ${fixed(100 * row.high, 1)}]`),
+    element("td", { class: "plot" }, element("svg", { width: "100%", height: 20, "aria-hidden": "true" },
+      ...[0, 1].map((edge) => element("line", { class: "edge", x1: place(edge), x2: place(edge), y1: 0, y2: 20 })),
+      mark(row, 10, "after", place)))));
+  return element("table", { class: "held-out stack" },
+    element("thead", {}, element("tr", {}, element("th", {}, "task"),
+      ...["episodes", "success", "interval"].map((text) => element("th", { class: "num" }, text)), element("th", { class: "plot" }, scale))),
+    element("tbody", {}, ...body));
+}
+
+function compared({ name, b, c, p }) {
+  return `Against ${name} on the same episodes: ${number(b)} solved only here, ${number(c)} only there ` +
+    `(exact McNemar test, p ${p < 0.0001 ? "< 0.0001" : `= ${number(p, 2)}`}).`;
 }
 
 function drawTiming() {
@@ -122,6 +165,7 @@ function drawTiming() {
 }
 
 function drawConfig() {
+  if (!data.config && data.kind !== "training") return drop("config");
   if (!data.config) return section("config").append(element("p", { class: "empty" }, "This run has no config.yaml."));
   section("config").append(element("details", {},
     element("summary", {}, `Resolved config, ${plural(data.config.trimEnd().split("\n").length, "line")}`),
@@ -137,6 +181,7 @@ function drawNotes() {
 
 const charts = [];
 let pointed = null; // the train step under the pointer
+const familyOf = (curve) => curve.family ?? (prefixOf(curve.key) || "optimization");
 const prefixOf = (key) => (key.includes("/") ? key.slice(0, key.lastIndexOf("/")) : "");
 
 function drawCurves() {
@@ -147,17 +192,18 @@ function drawCurves() {
     "The number beside a name is the newest value; point at a curve to read all of them at one step."));
   const groups = new Map();
   for (const curve of data.curves) {
-    const prefix = prefixOf(curve.key);
-    if (!groups.has(prefix)) groups.set(prefix, []);
-    groups.get(prefix).push(curve);
+    const name = familyOf(curve);
+    if (!groups.has(name)) groups.set(name, []);
+    groups.get(name).push(curve);
   }
   const families = element("div", { class: "families" });
   into.append(families);
-  for (const [prefix, curves] of groups) {
-    const moving = curves.filter((curve) => new Set(curve.values.filter((value) => value !== null)).size > 1);
+  for (const [name, curves] of groups) {
+    // A held-out curve that stands still has an interval that does not.
+    const moving = curves.filter((curve) => curve.low || new Set(curve.values.filter((value) => value !== null)).size > 1);
     const still = curves.filter((curve) => !moving.includes(curve));
     const family = element("div", { class: moving.length ? "family" : "family still", style: `--curves: ${moving.length || 1}` },
-      element("h3", {}, prefix || "optimization"), ...moving.map(figure));
+      element("h3", {}, name), ...moving.map(figure));
     families.append(family);
     // A flat line says less than its value.
     const flat = still.map((curve) => element("tr", {}, element("th", { scope: "row" }, nameOf(curve)),
@@ -173,7 +219,10 @@ function drawCurves() {
   });
 }
 
-function nameOf(curve) { return prefixOf(curve.key) ? curve.key.slice(prefixOf(curve.key).length + 1) : curve.key; }
+function nameOf(curve) {
+  if (curve.name) return curve.name;
+  return prefixOf(curve.key) ? curve.key.slice(prefixOf(curve.key).length + 1) : curve.key;
+}
 
 function describeStill(curve) {
   if (curve.values.every((value) => value === null)) return "no finite value";
@@ -219,6 +268,7 @@ function layOut(chart) {
   const drawn = [values, curve.low, curve.high].flatMap((list) => list || []).filter((value) => value !== null);
   let low = Infinity, high = -Infinity;
   for (const value of drawn) { low = Math.min(low, value); high = Math.max(high, value); }
+  if (curve.range) [low, high] = curve.range;
   if (high - low <= 1e-12 * Math.max(Math.abs(low), Math.abs(high))) { low -= Math.abs(low) || 1; high += Math.abs(high) || 1; }
   const marks = ticks(low, high);
   const labels = marks.map((value) => (Math.abs(value) < 1e4 ? number(value, 3)
@@ -286,7 +336,7 @@ function pointAt(step) { pointed = step; for (const chart of charts) read(chart,
 // --- samples ---
 
 function drawSamples() {
-  const into = section("samples"), steps = data.samples.steps;
+  const into = section("samples"), steps = data.samples;
   if (!steps.length) return into.append(element("p", { class: "empty" }, "This run has written no samples yet."));
   const list = element("div", { id: "sample-list" });
   const stepBox = element("select", { id: "sample-step", onchange: chooseStep },
@@ -377,11 +427,11 @@ function rolloutTable(unsorted, shared) {
 }
 
 function medium(item) {
-  const source = data.samples.media[item.path];
+  const source = data.media[item.path];
   const caption = item.caption ? element("figcaption", {}, item.caption) : null;
   if (!source) return element("figure", {}, element("div", { class: "none" }, `${item.kind} not in this page: ${item.path}`), caption);
   if (item.kind === "audio") return element("figure", {}, element("audio", { controls: true, preload: "metadata", src: source }), caption);
-  if (item.kind === "video") return element("figure", {}, element("video", { controls: true, loop: true, playsinline: true, preload: "metadata", src: source }), caption);
+  if (item.kind === "video") return element("figure", {}, film(source), caption);
   const image = element("img", { src: source, alt: item.caption || "input image", onclick: () => image.classList.toggle("large") });
   image.addEventListener("load", () => {
     // A 28-pixel digit is shown large enough to see, in whole pixels.
@@ -391,6 +441,18 @@ function medium(item) {
   });
   return element("figure", {}, image, caption);
 }
+
+/** A video that plays while it is in view, unless the reader wants less motion. */
+function film(source) {
+  const video = element("video", { controls: true, loop: true, playsinline: true, preload: "metadata", src: source });
+  video.muted = true;
+  if (!matchMedia("(prefers-reduced-motion: reduce)").matches) inView.observe(video);
+  return video;
+}
+const inView = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
+  if (!isIntersecting) target.pause();
+  else target.play().catch(() => {}); // a browser may keep it still; its controls remain
+}));
 
 /** Long text shows its beginning, and a button for the rest. */
 function shorten(node) {
@@ -404,10 +466,13 @@ function shorten(node) {
 }
 
 drawSummary();
-drawHeldOut();
-drawCurves();
-drawSamples();
-drawTiming();
+drawRollouts();
+if (data.kind === "training") {
+  drawHeldOut();
+  drawCurves();
+  drawSamples();
+  drawTiming();
+} else drop("held-out", "curves", "samples", "timing");
 drawConfig();
 drawNotes();
 document.documentElement.dataset.ready = "yes";

@@ -15,7 +15,9 @@ import pytest
 from PIL import Image
 
 from mmrl.errors import DataError
-from mmrl.report import MAX_POINTS, MAX_TEXT, write_report
+from mmrl.report import write_report
+from mmrl.report_charts import MAX_POINTS
+from mmrl.report_media import MAX_TEXT
 from mmrl.statistics import difference_interval, wilson_interval
 
 CONFIG = """\
@@ -207,7 +209,8 @@ def test_three_evaluations_draw_a_held_out_curve_with_its_band(run):
 def test_curves_put_the_reward_first_and_keep_every_value_of_a_short_run(run):
     data = data_of(run)
     assert [curve["key"] for curve in data["curves"]] == [
-        "held-out/accuracy", "reward/mean", "loss", "completion/length", "ratio/clip_low",
+        "held-out/accuracy", "held-out/accuracy/even", "held-out/accuracy/odd",
+        "reward/mean", "loss", "completion/length", "ratio/clip_low",
     ]  # fmt: skip
     assert curve_of(data, "reward/mean")["values"] == [t / 40 for t in range(1, 41)]
 
@@ -228,7 +231,7 @@ def test_timing_adds_up_to_the_whole_step(run):
 
 
 def test_samples_keep_terms_that_do_not_apply_apart_from_zero(run):
-    row = data_of(run)["samples"]["steps"][1]["rows"][0]
+    row = data_of(run)["samples"][1]["rows"][0]
     assert row["terms"] == {"accuracy": 0, "bonus": None}
     assert (row["advantage"], row["reward"], row["seed"], row["num_decisions"]) == (-1, 0, 100, 12)
 
@@ -243,7 +246,7 @@ def test_text_of_a_run_cannot_become_markup(run):
     page = page_of(hostile)
     assert len(re.findall(r"<script", page)) == len(re.findall(r"</script>", page)) == 2  # the data and our own
     assert "<b onclick" not in page
-    assert data_of(hostile)["samples"]["steps"][-1]["rows"][0]["prompt"] == SCRIPT  # and nothing was lost
+    assert data_of(hostile)["samples"][-1]["rows"][0]["prompt"] == SCRIPT  # and nothing was lost
 
 
 def test_the_page_asks_the_network_for_nothing(run):
@@ -256,7 +259,7 @@ def test_the_page_asks_the_network_for_nothing(run):
 
 
 def test_media_are_inside_the_page(run):
-    media = data_of(run)["samples"]["media"]
+    media = data_of(run)["media"]
     image, sound = media["samples/media/step_000040.png"], media["samples/media/step_000040.wav"]
     assert image.startswith("data:image/png;base64,")
     assert base64.b64decode(image.partition(",")[2]) == png(200)
@@ -267,17 +270,17 @@ def test_media_of_the_first_and_the_newest_steps_are_kept_and_the_page_says_so(e
     for step in range(10, 110, 10):
         write_samples(empty_run, step, [rollout(step, 0)], [(f"{step}.png", "image", png(step))])
     data = data_of(empty_run)
-    assert set(data["samples"]["media"]) == {f"samples/media/{step}.png" for step in (10, 60, 70, 80, 90, 100)}
-    assert len(data["samples"]["steps"]) == 10
+    assert set(data["media"]) == {f"samples/media/{step}.png" for step in (10, 60, 70, 80, 90, 100)}
+    assert len(data["samples"]) == 10
     assert any(note.startswith("Media of 4 of 10 sample steps are left out") for note in data["notes"])
 
 
 def test_media_beyond_the_size_limit_are_left_out_oldest_first(empty_run, monkeypatch):
-    monkeypatch.setattr("mmrl.report.MAX_MEDIA_BYTES", len(png(1)) + 10)
+    monkeypatch.setattr("mmrl.report_media.MAX_MEDIA_BYTES", len(png(1)) + 10)
     for step in (1, 2):
         write_samples(empty_run, step, [rollout(step, 0)], [(f"{step}.png", "image", png(step))])
     data = data_of(empty_run)
-    assert set(data["samples"]["media"]) == {"samples/media/2.png"}
+    assert set(data["media"]) == {"samples/media/2.png"}
     assert any(note.startswith("1 media file is left out") for note in data["notes"])
 
 
@@ -287,7 +290,7 @@ def test_only_files_of_the_run_directory_are_embedded(empty_run):
     outside = [{"kind": "image", "path": path, "caption": ""} for path in paths]
     write_samples(empty_run, 1, [rollout(1, 0, media=outside)])
     data = data_of(empty_run)
-    assert data["samples"]["media"] == {}
+    assert data["media"] == {}
     assert any("2 media files were not found in the run directory" in note for note in data["notes"])
 
 
@@ -312,7 +315,7 @@ def test_many_sample_steps_keep_the_first_and_the_newest(empty_run):
     for step in range(1, 101):
         write_samples(empty_run, step, [rollout(step, 0)])
     data = data_of(empty_run)
-    steps = [entry["step"] for entry in data["samples"]["steps"]]
+    steps = [entry["step"] for entry in data["samples"]]
     assert len(steps) == len(set(steps)) == 40
     assert steps[0] == 1
     assert steps[-20:] == list(range(81, 101))
@@ -321,7 +324,7 @@ def test_many_sample_steps_keep_the_first_and_the_newest(empty_run):
 
 def test_a_very_long_completion_is_cut_and_says_so(empty_run):
     write_samples(empty_run, 1, [rollout(1, 0, completion="x" * (MAX_TEXT + 5))])
-    completion = data_of(empty_run)["samples"]["steps"][0]["rows"][0]["completion"]
+    completion = data_of(empty_run)["samples"][0]["rows"][0]["completion"]
     assert completion == "x" * MAX_TEXT + "\n[5 more characters are in samples/]"
 
 
@@ -364,7 +367,7 @@ def test_a_damaged_evaluation_is_left_out_and_said(run):
 def test_a_run_without_any_step_still_has_a_page(empty_run):
     data = data_of(empty_run)
     assert data["held_out"] is None
-    assert data["curves"] == data["timing"] == data["samples"]["steps"] == data["notes"] == []
+    assert data["curves"] == data["timing"] == data["samples"] == data["notes"] == []
     assert data["config"] == CONFIG
 
 
@@ -377,7 +380,7 @@ def test_a_config_that_is_not_yaml_does_not_hide_the_curves(run):
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
-    with pytest.raises(DataError, match="holds neither config"):
+    with pytest.raises(DataError, match="holds none of config"):
         write_report(tmp_path)
 
 
