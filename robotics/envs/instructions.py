@@ -117,8 +117,8 @@ PHRASINGS: Mapping[str, Phrasings] = {
         seen=(
             "close the drawer",
             "push the drawer shut",
-            "push the drawer into the cabinet",
             "shut the cabinet drawer",
+            "push the drawer into the cabinet",
             "slide the drawer in",
             "get the drawer closed",
         ),
@@ -163,8 +163,8 @@ CONNECTIONS = Phrasings(
 )
 """Ways to ask for two things, the first of which is done first; only `IMPERATIVES` are joined by them."""
 
-IMPERATIVES: Mapping[str, tuple[str, ...]] = {kind: phrasings.seen[:4] for kind, phrasings in PHRASINGS.items()}
-"""Phrasings that read well as part of a longer sentence."""
+IMPERATIVES: Mapping[str, tuple[str, ...]] = {kind: phrasings.seen[:3] for kind, phrasings in PHRASINGS.items()}
+"""Phrasings that are short enough to be part of a longer sentence."""
 
 
 def split_words(text: str) -> list[str]:

@@ -18,6 +18,8 @@ BLOCK_HALF = 0.014
 """Half the edge of a block, metres; its height when it rests on the table."""
 DRAWER_RANGE = 0.08
 """Metres from closed to open."""
+BUTTON_HEIGHT, BUTTON_RANGE = 0.032, 0.012
+"""Metres: the top of the button that nobody presses, and how far it goes down."""
 CABINET_X = 0.22
 """Where the handle of the closed drawer is, always: how far the drawer is open can be read from the handle's position."""
 
