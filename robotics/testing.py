@@ -220,7 +220,8 @@ def _actions(env: gym.Env, num_steps: int) -> list[NDArray[np.float32]]:
 def _trace(env: gym.Env, seed: int, options: Mapping[str, Any] | None = None) -> dict[str, NDArray]:
     """All that can be seen of some steps, and the physics' state after each."""
     observation, info = env.reset(seed=seed, options=dict(options) if options else None)
-    seen = {f"0.{name}": value for name, value in _leaves(observation)} | {"0.left": np.array(info["left"])}
+    seen = {f"0.{name}": value for name, value in _leaves(observation)}
+    seen |= {"0.left": np.array(info["left"]), "0.state": env.unwrapped.physics.states()}
     for step, action in enumerate(_actions(env, num_steps=_NUM_STEPS), start=1):
         observation, reward, terminated, truncated, info = env.step(action)
         seen |= {f"{step}.{name}": value for name, value in _leaves(observation)}
