@@ -166,7 +166,7 @@ def _videos(
         where = folder.relative_to(run_dir).as_posix()
         notes.append(
             f"{total - len(videos)} of {total} videos of {'the rollouts' if where == '.' else where} are left out: the page "
-            f"holds the first success and the first failure of each task, at most {MAX_VIDEOS}. All are where they were written."
+            f"holds the first success and the first failure of each task, at most {MAX_VIDEOS}. All are in their folder."
         )
     return videos
 

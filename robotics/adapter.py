@@ -31,6 +31,7 @@ from robotics.envs.families import build_family
 from robotics.envs.physics import JOINTS, ArmPhysics
 from robotics.experts import make_expert
 from robotics.inputs import EpisodeInputs
+from robotics.media import SUFFIX, episode_caption, episode_video, find_encoder
 from robotics.policies.building import as_chunk_policy, build_processors, cameras_of, new_policy, policy_config
 from robotics.rewards import REWARDS
 from robotics.rollouts import Episode, Limits, limits_of, run_episodes
@@ -158,23 +159,27 @@ class RoboticsAdapter:
         return Forward(log_probs=arranged(density), entropy=arranged(entropy) if "entropy" in needs else None)
 
     def describe(self, batch: RolloutBatch, row: int) -> Sample:
-        """The instruction, a line per decision, and the first and last frame (``rollout.media``)."""
+        """The instruction, a line per decision, and with ``rollout.media`` a video: scene and wrist side by side, captioned.
+
+        Without a video encoder, the first and last frame of the scene instead.
+        """
         task, episode = batch.tasks[row], batch.outcomes[row]
         lines, step = [], 0
         for decision, count in enumerate(episode.executed[episode.executed > 0]):
             step += int(count)
             joints = " ".join(f"{value:.0f}" for value in episode.commands[step - 1])
-            lines.append(f"{decision}: joints to [{joints}], {100 * episode.left[step]:.1f} cm left")
+            left = "" if np.isnan(episode.left[step]) else f", {100 * episode.left[step]:.1f} cm left"
+            lines.append(f"{decision}: joints to [{joints}]{left}")
         lines.append(f"end: {episode.stop_reason} after {step} control steps")
-        frames = ()
+        asked, outcome = episode_caption(task, episode)
+        shown: tuple[Media, ...] = ()
         if self.config.rollout.media and len(episode.initial_state):
-            frames = (
-                self._frame(task, episode.initial_state, f"start: {task.instruction}"),
-                self._frame(task, episode.final_state, f"{episode.stop_reason}, {100 * episode.left[-1]:.1f} cm left"),
-            )
-        return Sample(
-            prompt=task.instruction, completion="\n".join(lines), reference=f"{task.family} {task.goal}", media=frames
-        )
+            if find_encoder() is None:
+                shown = (self._frame(task, episode.initial_state, asked), self._frame(task, episode.final_state, outcome))
+            else:
+                data = episode_video(task, episode, size=self.config.rollout.image_size)
+                shown = (Media(kind="video", data=data, suffix=SUFFIX, caption=outcome),)
+        return Sample(prompt=task.instruction, completion="\n".join(lines), reference=f"{task.family} {task.goal}", media=shown)
 
     def save_policy(self, policy: nn.Module, directory: Path) -> None:
         """Write a LeRobot policy directory with its processors."""
