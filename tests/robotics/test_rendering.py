@@ -20,7 +20,7 @@ COLORS = {"red": [1, 0, 0], "green": [0, 1, 0], "blue": [0, 0, 1], "yellow": [1,
 def arranged(num_sims=3):
     physics = ArmPhysics(SCENE, num_sims=num_sims)
     for row in range(num_sims):
-        positions = {color: np.array([0.10 + 0.06 * k, 0.25 - 0.09 * row, 0.014]) for k, color in enumerate(BLOCKS)}
+        positions = {color: np.array([0.10 + 0.06 * k, (0.25, -0.15, -0.24)[row], 0.014]) for k, color in enumerate(BLOCKS)}
         physics.place(row, joints=OVER, positions=positions)
     return physics
 
