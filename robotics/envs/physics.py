@@ -133,9 +133,6 @@ class ArmPhysics:
         self._check_slot(name)
         return self._qpos[:, int(self.model.joint(name).qposadr[0])].copy()
 
-    def target_position(self, name: str) -> NDArray[np.float64]:
-        return self.slot_position(name)
-
     def gripper_jacobian(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """``[n, 3, A]``: metres that the gripper moves per radian of each joint."""
         body = int(self.model.site_bodyid[self._gripper_site])
