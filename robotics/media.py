@@ -103,7 +103,7 @@ def episode_video(
 
 
 def write_video(path: Path | None, frames: NDArray[np.uint8], fps: float, caption_lines: Sequence[str] = ()) -> bytes:
-    """Encode ``frames`` ``[F, H, W, 3]`` with the caption below the picture; the file's bytes, written to ``path`` if given.
+    """Encode ``frames`` ``[F, H, W, 3]`` with the caption above the picture; the file's bytes, written to ``path`` if given.
 
     An odd height or width gains one row or column, since these codecs store colour at half resolution. The bytes depend on
     the frames and the encoder only.
@@ -159,13 +159,13 @@ def _encodes(name: str) -> bool:
 
 
 def _framed(frames: NDArray[np.uint8], caption_lines: Sequence[str]) -> NDArray[np.uint8]:
-    """``frames`` with the caption's band below and even sides."""
+    """``frames`` with even sides and the caption's band on top: a player's controls cover the bottom."""
     _, height, width, _ = frames.shape
     band = _caption(caption_lines, width + width % 2)
     framed = np.empty((len(frames), height + len(band) + (height + len(band)) % 2, width + width % 2, 3), np.uint8)
     framed[:] = _BAND
-    framed[:, :height, :width] = frames
-    framed[:, height : height + len(band)] = band
+    framed[:, : len(band)] = band
+    framed[:, len(band) : len(band) + height, :width] = frames
     return framed
 
 
