@@ -26,7 +26,7 @@ from mmrl.types import Forward, Media, RolloutBatch, Sample
 from robotics import checkpoints
 from robotics.acting import ExpertDriver, Recorder, attempt, executed_counts, mask_executed, normal_draws
 from robotics.assets import sim_asset
-from robotics.config import RoboticsRunConfig
+from robotics.config import LeRobotPolicySection, RoboticsRunConfig
 from robotics.envs.families import build_family
 from robotics.envs.physics import JOINTS, ArmPhysics
 from robotics.experts import make_expert
@@ -57,14 +57,18 @@ class RoboticsAdapter:
         self.max_decisions = -(-longest // horizon) * (horizon if config.rollout.decisions == "action" else 1)
         self._policy_config = policy_config(config.policy, num_joints=len(JOINTS), execution_horizon=horizon)
         limits = ArmPhysics(sim_asset(self.families[0].scene)).joint_limits
-        self.preprocessor, self.postprocessor = build_processors(self._policy_config, limits)
+        self.preprocessor, self.postprocessor = build_processors(self._policy_config, limits, config.policy)
         self._cameras = cameras_of(self._policy_config)
         self._demonstrations = self._open_demonstrations()
 
     def build_policy(self) -> nn.Module:
         """A new policy, or that of ``policy.init_from``; new weights depend on the run's seed only."""
         policy = new_policy(copy.deepcopy(self._policy_config), seed=self.config.seed)
-        if self.config.policy.init_from is not None:
+        if isinstance(self.config.policy, LeRobotPolicySection):
+            from robotics.policies.lerobot_flow import prepare_policy
+
+            prepare_policy(policy, self.config.policy)
+        elif self.config.policy.init_from is not None:
             self.load_policy(policy, self.config.policy.init_from)
         return policy
 
@@ -241,7 +245,13 @@ class RoboticsAdapter:
             return None
         from robotics.demonstrations import open_demonstrations
 
-        return open_demonstrations(section.path, successes_only=section.successes_only, cameras=self._cameras)
+        return open_demonstrations(
+            section.path,
+            successes_only=section.successes_only,
+            cameras=self._cameras,
+            environment_state=self._policy_config.env_state_feature is not None,
+            allow_other_world=section.allow_other_world,
+        )
 
     def _replay(self, policy, tasks: Sequence[RobotTask], seeds: Tensor) -> RolloutBatch:
         """Frames drawn from recorded episodes, each with the commands that followed it."""

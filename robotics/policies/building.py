@@ -15,7 +15,7 @@ from lerobot.utils.constants import ACTION, OBS_ENV_STATE, OBS_IMAGES, OBS_STATE
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robotics.config import AnyPolicySection, FlowVLASection, GaussianChunkSection, TokenVLASection
+from robotics.config import AnyPolicySection, FlowVLASection, GaussianChunkSection, LeRobotPolicySection, TokenVLASection
 from robotics.envs.instructions import vocabulary
 from robotics.envs.observation import environment_bounds
 from robotics.policies.seam import ChunkPolicy
@@ -89,14 +89,21 @@ def as_chunk_policy(policy: PreTrainedPolicy) -> ChunkPolicy:
     return chunk_view(policy)
 
 
-def build_processors(config: PreTrainedConfig, joint_limits: NDArray[np.float64]) -> tuple[Pipeline, Pipeline]:
+def build_processors(
+    config: PreTrainedConfig, joint_limits: NDArray[np.float64], section: AnyPolicySection | None = None
+) -> tuple[Pipeline, Pipeline]:
     """Pre- and postprocessor: joint limits (``[A, 2]``, robot units) and the scene's bounds become [-1, 1], and back.
 
-    The statistics are declared, not measured, so no entry has a range of zero.
+    The statistics are declared, not measured, so no entry has a range of zero. The ``section`` of a LeRobot policy may name a
+    tokenizer, or a checkpoint whose own processors are used.
     """
     stats = {OBS_STATE: _declared(joint_limits), ACTION: _declared(joint_limits)}
     if config.env_state_feature is not None:
         stats[OBS_ENV_STATE] = _declared(environment_bounds)
+    if isinstance(section, LeRobotPolicySection):
+        from robotics.policies.lerobot_flow import lerobot_processors
+
+        return lerobot_processors(config, section, stats)
     return make_pre_post_processors(config, dataset_stats=stats)
 
 
