@@ -168,6 +168,8 @@ class DemonstrationsSection(Section):
     """Frames drawn from each episode of a dataset, each time it comes up."""
     successes_only: bool = True
     """Leave out episodes of a dataset that did not succeed."""
+    allow_other_world: bool = False
+    """Take a dataset of ``mmrl demos`` although it was made in another world (other MuJoCo, changed scene)."""
 
 
 class RolloutSection(Section):
