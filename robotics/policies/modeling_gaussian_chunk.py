@@ -5,9 +5,9 @@ The instruction reaches the network as words in order: a convolution lets each w
 of ``observation.environment_state`` with learned keys. So which word means which object is learned, not handed over.
 
 A decision is a chunk ``u`` ``[H, A]`` of motions in units of ``max_delta``, Gaussian with a learned standard deviation per
-joint that does not depend on the observation. `decode` turns it into joint positions: the observed position plus the running
-sum of the motions. The density is that of ``u``. Axes: ``B`` batch, ``H`` chunk, ``A`` joints, ``K`` slots, ``Q`` readers,
-``L`` words.
+joint that does not depend on the observation; the density is that of ``u``. Joint positions are the observed position plus the
+running sum of the motions (`robotics.policies.motions`). Axes: ``B`` batch, ``H`` chunk, ``A`` joints, ``K`` slots, ``Q``
+readers, ``L`` words.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from robotics.envs.observation import SLOTS
 from robotics.policies.configuration_gaussian_chunk import POLICY_TYPE, GaussianChunkConfig
+from robotics.policies.motions import decode_motions, encode_motions
 from robotics.policies.seam import Decision
 
 _LOG_2PI = math.log(2.0 * math.pi)
@@ -32,7 +33,7 @@ _OFFSET_GAIN = 4.0  # a normalised offset of 0.1 (three centimetres) should not 
 
 
 def log_density(motions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Gaussian log-density of each motion ``[..., H]``; motions and mean are ``[..., H, A]``, the log standard deviation ``[A]``."""
+    """Gaussian log-density ``[..., H]`` of motions ``[..., H, A]``, given their mean and log standard deviation ``[A]``."""
     return (-0.5 * ((motions - mean) / log_std.exp()).square() - log_std - 0.5 * _LOG_2PI).sum(dim=-1)
 
 
@@ -92,16 +93,6 @@ class GaussianChunkPolicy(PreTrainedPolicy):
         weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=1e-6)
         return weights.transpose(1, 2) @ words
 
-    def decode(self, state: Tensor, motions: Tensor) -> Tensor:
-        """Normalised joint positions ``[B, H, A]``: ``state`` ``[B, A]`` plus the running sum of motions clipped to [-1, 1]."""
-        path = state[:, None] + self.config.max_delta * motions.clamp(-1.0, 1.0).cumsum(dim=1)
-        return path.clamp(-1.0, 1.0)
-
-    def encode(self, state: Tensor, positions: Tensor) -> Tensor:
-        """Motions ``[B, H, A]`` that `decode` turns into normalised ``positions`` (when none is faster than ``max_delta``)."""
-        before = torch.cat([state[:, None], positions[:, :-1]], dim=1)
-        return ((positions - before) / self.config.max_delta).clamp(-1.0, 1.0)
-
     # What acting and learning ask (`robotics.policies.seam`)
 
     def noise_shape(self) -> tuple[int, ...]:
@@ -111,7 +102,7 @@ class GaussianChunkPolicy(PreTrainedPolicy):
     def decide(self, observation: Mapping[str, Tensor], noise: Tensor | None) -> Decision:
         mean, log_std = self.distribution(observation)
         motions = mean if noise is None else mean + log_std.exp() * noise
-        chunk = self.decode(observation[OBS_STATE], motions)
+        chunk = decode_motions(observation[OBS_STATE], motions, self.config.max_delta)
         return Decision(chunk=chunk, record={"motions": motions}, density=log_density(motions, mean, log_std))
 
     def score(self, observation: Mapping[str, Tensor], record: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -120,7 +111,7 @@ class GaussianChunkPolicy(PreTrainedPolicy):
         return density, entropy(log_std).expand_as(density)
 
     def imitate(self, observation: Mapping[str, Tensor], chunk: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        return {"motions": self.encode(observation[OBS_STATE], chunk)}
+        return {"motions": encode_motions(observation[OBS_STATE], chunk, self.config.max_delta)}
 
     # What LeRobot asks
 
@@ -132,7 +123,7 @@ class GaussianChunkPolicy(PreTrainedPolicy):
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Behaviour cloning: mean negative log-density per motion and joint of the recorded ``action`` ``[B, H, A]``."""
-        motions = self.encode(batch[OBS_STATE], batch[ACTION])
+        motions = encode_motions(batch[OBS_STATE], batch[ACTION], self.config.max_delta)
         loss = -log_density(motions, *self.distribution(batch)).mean() / self.num_joints
         return loss, {"negative_log_density": loss.item()}
 
@@ -140,7 +131,7 @@ class GaussianChunkPolicy(PreTrainedPolicy):
     def predict_action_chunk(self, batch: dict[str, Tensor], **_: Any) -> Tensor:
         """The most likely chunk, as normalised joint positions ``[B, H, A]``."""
         mean, _ = self.distribution(batch)
-        return self.decode(batch[OBS_STATE], mean)
+        return decode_motions(batch[OBS_STATE], mean, self.config.max_delta)
 
     @torch.no_grad()
     def select_action(self, batch: dict[str, Tensor], **_: Any) -> Tensor:

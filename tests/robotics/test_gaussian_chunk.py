@@ -13,6 +13,7 @@ from mmrl.errors import CheckpointError, ConfigError, DataError
 from robotics.acting import sum_executed
 from robotics.policies import GaussianChunkConfig
 from robotics.policies.modeling_gaussian_chunk import entropy, log_density
+from robotics.policies.motions import decode_motions
 
 
 @pytest.fixture
@@ -47,18 +48,6 @@ def test_the_density_is_that_of_a_diagonal_gaussian():
 def test_only_executed_motions_count():
     values = torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, math.nan], [math.inf, 0.0, 0.0]])
     assert sum_executed(values, torch.tensor([3, 2, 0])).tolist() == [7.0, 3.0, 0.0]
-
-
-def test_decode_adds_up_motions_from_the_observed_joints_and_encode_undoes_it(policy):
-    state = torch.tensor([[0.1, -0.2, 0.0, 0.3, 0.0, 0.99]])
-    motions = torch.zeros(1, 4, 6)
-    motions[0, :, 0] = torch.tensor([1.0, 1.0, -0.5, 5.0])  # the last is clipped to 1
-    motions[0, :, 5] = 1.0
-    positions = policy.decode(state, motions)
-    torch.testing.assert_close(positions[0, :, 0], 0.1 + 0.08 * torch.tensor([1.0, 2.0, 1.5, 2.5]))
-    assert positions[0, :, 5].tolist() == [1.0] * 4  # joint limit
-    inner = 0.5 * torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(1)).clamp(-1, 1)
-    torch.testing.assert_close(policy.encode(torch.zeros(2, 6), policy.decode(torch.zeros(2, 6), inner)), inner)
 
 
 def test_words_reach_the_network_and_unknown_words_are_ignored(adapter, policy):
@@ -128,7 +117,7 @@ def test_select_action_walks_through_the_chunk_and_then_looks_again(adapter, pol
 def test_behaviour_cloning_lowers_its_loss(adapter):
     policy = adapter.build_policy()
     batch = adapter.preprocessor(observation(rows=16))
-    batch[ACTION] = policy.decode(batch[OBS_STATE], torch.full((16, 4, 6), 0.5))
+    batch[ACTION] = decode_motions(batch[OBS_STATE], torch.full((16, 4, 6), 0.5), policy.config.max_delta)
     optimizer = torch.optim.Adam(policy.get_optim_params(), lr=0.01)
     losses = []
     for _ in range(60):
@@ -175,7 +164,7 @@ def test_missing_statistics_are_refused(adapter, policy, tmp_path):
     other = _saved(adapter, policy, tmp_path)
     for path in tmp_path.glob("policy_preprocessor_step_*.safetensors"):
         path.unlink()
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="missing; policy_preprocessor.json keeps its statistics there"):
         adapter.load_policy(other, tmp_path)
 
 
