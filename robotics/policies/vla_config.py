@@ -55,6 +55,8 @@ class VlaConfig(PreTrainedConfig):
             raise ConfigError(
                 f"{self.type}: n_action_steps is {self.n_action_steps}; expected 1 to chunk_size ({self.chunk_size})."
             )
+        if self.depth < 1:
+            raise ConfigError(f"{self.type}: depth is {self.depth}; expected 1 or more layers.")
         if self.width % self.num_heads:
             raise ConfigError(f"{self.type}: width {self.width} is not a multiple of num_heads ({self.num_heads}).")
         if self.patch_size < 2 or self.patch_size & (self.patch_size - 1):
