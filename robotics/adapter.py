@@ -286,3 +286,10 @@ class RoboticsAdapter:
 def build_adapter(config: RoboticsRunConfig) -> RoboticsAdapter:
     """The adapter of a run."""
     return RoboticsAdapter(config)
+
+
+def check_without_weights(config: RoboticsRunConfig) -> list[tuple[str, str]]:
+    """Shapes and a memory forecast, as ``(name, value)`` rows."""
+    from robotics.policies.lerobot_planning import plan
+
+    return plan(config, num_joints=len(JOINTS))

@@ -1,8 +1,8 @@
 """LeRobot's own flow policies, SmolVLA, pi0 and pi0.5: from a config section to a policy, its processors and its weights.
 
 A checkpoint (``policy.init_from``) whose inputs and actions are those of this run is a policy for this robot: its processors,
-with the statistics that it was trained on, are kept. Any other is a base model, of which only the weights are taken; actions and
-state are then normalised by the joint limits, and the first thing to do is supervised training.
+with the statistics that it was trained on, are kept. Any other is a base model, of which only the weights are taken; actions
+and state are then normalised by the joint limits, and the first thing to do is supervised training.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from robotics.policies.lerobot_local import TINY, backbone_folder
 from robotics.policies.lerobot_processor_small import pi_processors
 from robotics.policies.lerobot_views import chunk_view
 
-__all__ = ["chunk_view", "lerobot_config", "lerobot_processors", "prepare_policy"]
+__all__ = ["chunk_view", "freeze_unused", "lerobot_config", "lerobot_processors", "prepare_policy"]
 
 Pipeline = PolicyProcessorPipeline[Any, Any]
 _log = logging.getLogger(__name__)
@@ -123,14 +123,15 @@ def lerobot_processors(
         return make_pre_post_processors(config, dataset_stats=stats)
     except OSError as error:
         raise ConfigError(
-            f"policy: the tokenizer of {section.type} cannot be fetched ({str(error).splitlines()[0]}); download it and name its "
-            "folder in policy.tokenizer."
+            f"policy: the tokenizer of {section.type} cannot be fetched ({str(error).splitlines()[0]}); download it and name "
+            "its folder in policy.tokenizer."
         ) from error
 
 
 def prepare_policy(policy: PreTrainedPolicy, section: LeRobotPolicySection) -> None:
     """Give a new policy the run's noise level and, with ``init_from``, its weights: all of them or `CheckpointError`."""
     policy.sde_noise = section.sde_noise
+    freeze_unused(policy)
     if section.init_from is None:
         return
     path = section.init_from / "model.safetensors"
@@ -144,17 +145,22 @@ def prepare_policy(policy: PreTrainedPolicy, section: LeRobotPolicySection) -> N
     own = policy.state_dict()
     missing = {name for name in own.keys() - saved.keys() if not name.endswith("lm_head.weight")}  # acting uses no lm_head
     shapes = {name for name in own.keys() & saved.keys() if own[name].shape != saved[name].shape}
-    for problem, names in {
-        "lacks": missing,
-        "has an unexpected": saved.keys() - own.keys(),
-        "has another shape of": shapes,
-    }.items():
+    unexpected = saved.keys() - own.keys()
+    for problem, names in {"lacks": missing, "has an unexpected": unexpected, "has another shape of": shapes}.items():
         if names:
+            some = ", ".join(sorted(names)[:3])
             raise CheckpointError(
-                f"{path}: {problem} tensor {', '.join(sorted(names)[:3])}{' ...' if len(names) > 3 else ''}; it belongs to a policy "
-                "of another size. Set policy.settings as it was trained."
+                f"{path}: {problem} tensor {some} ({len(names)} in all); it belongs to a policy of another size. Set "
+                "policy.settings as it was trained."
             )
     policy.load_state_dict(saved, strict=False)
+
+
+def freeze_unused(policy: PreTrainedPolicy) -> None:
+    """No gradient for the heads that predict words, which acting never asks."""
+    for name, parameter in policy.named_parameters():
+        if name.endswith("lm_head.weight"):
+            parameter.requires_grad_(False)
 
 
 def _check_inputs(section: LeRobotPolicySection) -> None:
@@ -211,9 +217,10 @@ def _saved_config(directory: Path, kind: type[PreTrainedConfig]) -> PreTrainedCo
     except (OSError, ValueError, DecodingError, ParsingError) as error:
         raise CheckpointError(f"{directory}: its config.json cannot be read ({error}); expected a LeRobot policy.") from error
     if type(saved) is not kind:
+        wanted = PreTrainedConfig.get_choice_name(kind)
         raise CheckpointError(
-            f"{directory / 'config.json'}: holds a policy of type {saved.type!r}; expected {PreTrainedConfig.get_choice_name(kind)!r}. "
-            "Set policy.type, and policy.settings.size if it is a tiny one."
+            f"{directory / 'config.json'}: holds a policy of type {saved.type!r}; expected {wanted!r}. Set policy.type, and "
+            "policy.settings.size if it is a tiny one."
         )
     return saved
 

@@ -1,10 +1,10 @@
 """LeRobot's policies behind `robotics.policies.seam.ChunkPolicy`, as they are.
 
-`FlowChunkView` samples SmolVLA, pi0 and pi0.5 with the hybrid Flow-SDE of piRL (arXiv 2510.25889): of the K denoising steps one,
-drawn uniformly, is stochastic, and the density of a decision is the Gaussian one of that step given where it started. Noise goes
-into the robot's own action dimensions only; the padding that these networks carry beside them follows the deterministic path, so
-nothing that is left out of the density reaches the commands. Axes: ``B`` batch, ``H`` chunk, ``A`` joints, ``M`` action
-dimensions with padding.
+`FlowChunkView` samples SmolVLA, pi0 and pi0.5 with the hybrid Flow-SDE of piRL (arXiv 2510.25889): of the K denoising steps
+one, drawn uniformly, is stochastic, and the density of a decision is the Gaussian one of that step given where it started.
+Noise goes into the robot's own action dimensions only; the padding that these networks carry beside them follows the
+deterministic path, so nothing that is left out of the density reaches the commands. Axes: ``B`` batch, ``H`` chunk, ``A``
+joints, ``M`` action dimensions with padding.
 """
 
 from __future__ import annotations
