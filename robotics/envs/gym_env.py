@@ -194,3 +194,8 @@ class StandStill(gym.Wrapper):
         if terminated or truncated:
             self._last = (observation, 0.0, terminated, truncated, info)
         return observation, reward, terminated, truncated, info
+
+
+def make_episode_env(family: str, **settings: Any) -> gym.Env:
+    """An `ArmEnv` that stands still after its episode, for vectors whose episodes are counted."""
+    return StandStill(ArmEnv(family, **settings))
