@@ -120,6 +120,53 @@ def run(empty_run):
     return empty_run
 
 
+def mp4(shade, seconds=1.0):
+    """A video that browsers play."""
+    av = pytest.importorskip("av")
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        name = next(name for name in ("libx264", "libopenh264", "libvpx-vp9") if name in av.codecs_available)
+        stream = container.add_stream(name, rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for _ in range(round(10 * seconds)):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((48, 64, 3), shade, np.uint8), format="rgb24")))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+def write_rollouts(folder, tasks, **others):
+    """LeRobot's ``eval_info.json``; ``tasks`` maps a name to the successes of its episodes. The first two are filmed."""
+    per_task = []
+    for number, (name, successes) in enumerate(tasks.items()):
+        paths = [f"videos/{name}/eval_episode_{i}.mp4" for i in range(min(2, len(successes)))]
+        for i, path in enumerate(paths):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(mp4(40 + 20 * number + 5 * i, seconds=1 + number))
+        metrics = {"successes": successes, "video_paths": [f"/where/it/ran/{folder.name}/{path}" for path in paths]}
+        per_task.append({"task_group": name, "task_id": 0, "metrics": metrics})
+    tree = {"per_task": per_task, "per_group": {}, "overall": {}, **others}
+    (folder / "eval_info.json").write_text(json.dumps(tree), encoding="utf-8")
+
+
+def write_sweep(folder, **changes):
+    folder.mkdir(parents=True, exist_ok=True)
+    cells = [{"mass": mass, "friction": friction, "k": 3, "n": 4} for mass in (1, 2) for friction in (0.5, 1)]
+    tree = {"axes": {"mass": [1, 2], "friction": [0.5, 1]}, "cells": cells, **changes}
+    (folder / "sweep.json").write_text(json.dumps(tree), encoding="utf-8")
+
+
+LIFT, PUSH = [True, False, True, True], [False, False]
+
+
+@pytest.fixture
+def measured(run):
+    """A run whose policy was measured afterwards."""
+    comparison = {"name": "the policy before", "b": 9, "c": 1}
+    write_rollouts(run / "rollouts" / "final", {"lift": LIFT, "push": PUSH}, comparison=comparison, protocol={"control_hz": 20})
+    write_sweep(run / "rollouts" / "physics")
+    return run
+
+
 def page_of(run):
     return write_report(run).read_text(encoding="utf-8")
 
@@ -234,6 +281,113 @@ def test_samples_keep_terms_that_do_not_apply_apart_from_zero(run):
     row = data_of(run)["samples"][1]["rows"][0]
     assert row["terms"] == {"accuracy": 0, "bonus": None}
     assert (row["advantage"], row["reward"], row["seed"], row["num_decisions"]) == (-1, 0, 100, 12)
+
+
+def test_every_domain_has_a_held_out_curve_on_one_scale(run):
+    write_evaluation(run, 60, proportion(45, 50), even=proportion(45, 50))
+    data = data_of(run)
+    odd = curve_of(data, "held-out/accuracy/odd")
+    assert (odd["family"], odd["name"], odd["range"]) == ("held-out accuracy", "odd", [0, 1])
+    assert odd["steps"] == [0, 20, 40, 60]
+    assert odd["values"] == [0.16, 0.5, 0.84, None]  # a gap where it was not measured
+    assert odd["low"][0] == pytest.approx(wilson_interval(8, 50)[0], rel=1e-5)
+
+
+def test_held_out_curves_of_a_metric_that_is_not_yes_or_no_have_no_fixed_scale(empty_run):
+    for step in (0, 5, 10):
+        write_evaluation(empty_run, step, {"k": 3.5, "n": 10, "mean": 350 + step, "low": 300, "high": 400})
+    assert curve_of(data_of(empty_run), "held-out/accuracy")["range"] is None
+
+
+def test_many_domains_keep_a_bounded_number_of_curves_and_the_page_says_so(empty_run):
+    for step in (0, 5, 10):
+        write_evaluation(empty_run, step, proportion(1, 2), **{f"d{i:03d}": proportion(1, 2) for i in range(100)})
+    data = data_of(empty_run)
+    assert len(data["curves"]) == 25
+    assert any(note.startswith("Held-out curves of 76 of 100 domains are left out") for note in data["notes"])
+
+
+# --- rollouts ---
+
+
+def test_rollouts_of_a_run_are_counted_by_task_with_intervals(measured):
+    final, physics = data_of(measured)["rollouts"]
+    assert (final["name"], physics["name"]) == ("rollouts/final", "rollouts/physics")
+    assert [(row["name"], row["k"], row["n"]) for row in final["rows"]] == [("all tasks", 3, 6), ("lift", 3, 4), ("push", 0, 2)]
+    assert (final["rows"][1]["low"], final["rows"][1]["high"]) == pytest.approx(wilson_interval(3, 4))
+    assert final["comparison"] == {"name": "the policy before", "b": 9, "c": 1, "p": pytest.approx(22 / 1024)}
+    assert json.loads(final["protocol"]) == {"protocol": {"control_hz": 20}}
+    assert physics["rows"] == []
+
+
+def test_the_first_success_and_failure_of_each_task_are_shown_wherever_they_were_made(measured):
+    data = data_of(measured)
+    videos = data["rollouts"][0]["videos"]
+    assert [video["caption"] for video in videos] == [
+        "lift, episode 0: success", "lift, episode 1: failure", "push, episode 0: failure",
+    ]  # fmt: skip
+    path = videos[0]["path"]
+    assert path == "rollouts/final/videos/lift/eval_episode_0.mp4"
+    assert data["media"][path].startswith("data:video/mp4;base64,")
+    assert any(note.startswith("1 of 4 videos of rollouts/final are left out") for note in data["notes"])
+
+
+def test_a_sweep_is_a_picture_and_its_cells_have_no_table_of_their_own(measured):
+    write_rollouts(measured / "rollouts" / "physics" / "mass_2", {"lift": LIFT})
+    data = data_of(measured)
+    assert [entry["name"] for entry in data["rollouts"]] == ["rollouts/final", "rollouts/physics"]
+    kind, _, content = data["media"][data["rollouts"][1]["sweep"]].partition(";base64,")
+    assert kind == "data:image/svg+xml"
+    assert "3/4 [30, 95]" in base64.b64decode(content).decode()
+
+
+def test_a_folder_of_rollouts_alone_has_a_page(tmp_path):
+    write_rollouts(tmp_path / "pick", {"lift": LIFT})
+    data = data_of(tmp_path / "pick")
+    (entry,) = data["rollouts"]
+    assert data["kind"] == "rollouts"
+    assert (entry["name"], data["summary"], data["held_out"]) == ("", {}, None)
+    assert [(row["name"], row["k"]) for row in entry["rows"]] == [("lift", 3)]
+    assert len(data["media"]) == 2
+
+
+def test_groups_stand_in_where_a_file_has_no_single_episodes(tmp_path):
+    groups = {"suite": {"n_episodes": 40, "pc_success": 62.5}}
+    (tmp_path / "eval_info.json").write_text(json.dumps({"per_task": [], "per_group": groups}), encoding="utf-8")
+    (row,) = data_of(tmp_path)["rollouts"][0]["rows"]
+    assert (row["name"], row["k"], row["n"]) == ("suite", 25, 40)
+
+
+def test_damaged_measurements_are_left_out_and_said(measured):
+    (measured / "rollouts" / "final" / "eval_info.json").write_text('{"per_task"', encoding="utf-8")
+    write_sweep(measured / "rollouts" / "physics", axes={})
+    data = data_of(measured)
+    assert all(entry["rows"] == entry["videos"] == [] and entry["sweep"] is None for entry in data["rollouts"])
+    assert "rollouts/final/eval_info.json: not readable and left out." in data["notes"]
+    assert any("rollouts/physics/sweep.json: sweep: axes" in note for note in data["notes"])
+
+
+def test_videos_share_the_limit_on_media_and_their_number_is_bounded(measured, monkeypatch):
+    size = (measured / "rollouts" / "final" / "videos" / "lift" / "eval_episode_0.mp4").stat().st_size
+    monkeypatch.setattr("mmrl.report_media.MAX_MEDIA_BYTES", size + 10)
+    data = data_of(measured)
+    assert [path for path in data["media"] if path.endswith(".mp4")] == ["rollouts/final/videos/lift/eval_episode_0.mp4"]
+    assert any("left out, since the page holds at most" in note for note in data["notes"])
+    monkeypatch.setattr("mmrl.report_rollouts.MAX_VIDEOS", 2)
+    data = data_of(measured)
+    assert len(data["rollouts"][0]["videos"]) == 2
+    assert any(note.startswith("2 of 4 videos") for note in data["notes"])
+
+
+def test_a_video_outside_of_the_folder_is_never_embedded(tmp_path):
+    (tmp_path / "secret.mp4").write_bytes(b"secret")
+    tasks = [{"task_group": "lift", "metrics": {"successes": [True], "video_paths": [str(tmp_path / "secret.mp4")]}}]
+    folder = tmp_path / "pick"
+    folder.mkdir()
+    (folder / "eval_info.json").write_text(json.dumps({"per_task": tasks}), encoding="utf-8")
+    data = data_of(folder)
+    assert data["media"] == {}
+    assert any("1 media file was not found" in note for note in data["notes"])
 
 
 # --- safe and self-contained ---
@@ -427,16 +581,41 @@ onload = () => {{
 </script>"""
 
 
+PLAYING = """<!doctype html><iframe style="width: 1000px; height: 800px" srcdoc="{page}"></iframe>
+<pre id="seen"></pre>
+<script>
+onload = async () => {{
+  const page = document.querySelector("iframe").contentDocument, root = page.documentElement;
+  const videos = [...page.querySelectorAll("video")], pictures = [...page.querySelectorAll("img.sweep")];
+  const loaded = (video) => video.readyState > 0 || new Promise((done) => {{ video.onloadedmetadata = video.onerror = done; }});
+  await Promise.all(videos.map(loaded));
+  await Promise.all(pictures.map((picture) => picture.decode()));
+  const seen = {{
+    error: root.dataset.error ?? null,
+    ready: root.dataset.ready,
+    durations: videos.map((video) => video.duration),
+    quiet: videos.every((video) => video.muted && video.loop && video.controls),
+    pictures: pictures.map((picture) => picture.naturalWidth),
+    sections: [...page.querySelectorAll("h2")].map((node) => node.textContent),
+    links: [...page.querySelectorAll("nav a")].map((node) => node.textContent),
+    sideways: root.scrollWidth - root.clientWidth,
+  }};
+  document.getElementById("seen").textContent = JSON.stringify(seen);
+}};
+</script>"""
+
+
 def render(path, tmp_path, *, width=1280):
-    """The DOM that a headless Chromium makes of a page."""
+    """The DOM that a headless Chromium makes of a page, which must not complain in the console."""
     command = [
         CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
         "--disable-background-networking", "--disable-component-update", "--disable-sync",
         f"--user-data-dir={tmp_path}/profile", f"--window-size={width},900", "--virtual-time-budget=5000", "--dump-dom",
-        path.as_uri(),
+        "--enable-logging=stderr", path.as_uri(),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert "<html" in done.stdout, f"chromium rendered nothing: {done.stderr[-2000:]}"
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
     return done.stdout
 
 
@@ -507,3 +686,50 @@ def test_a_browser_takes_a_run_that_has_hardly_begun(empty_run, tmp_path, steps)
         assert "no finished train step yet" in words
     assert "no samples yet" in words
     assert "no timing" in words
+
+
+def playing(run, tmp_path):
+    """What a browser makes of a page with videos, once they are loaded."""
+    frame = tmp_path / "frame.html"
+    frame.write_text(PLAYING.format(page=html.escape(page_of(run), quote=True)), encoding="utf-8")
+    dom = render(frame, tmp_path)
+    return json.loads(html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', dom, re.S)[1]))
+
+
+@rendered
+def test_a_browser_plays_the_videos_of_samples_and_rollouts_and_shows_heat_maps(measured, tmp_path):
+    write_samples(measured, 41, [rollout(41, 0)], [("step_000041.mp4", "video", mp4(90, seconds=3))])
+    seen = playing(measured, tmp_path)
+    assert seen["error"] is None
+    assert seen["ready"] == "yes"
+    assert seen["durations"] == pytest.approx([1, 1, 2, 3], abs=0.11)
+    assert seen["quiet"] is True
+    assert len(seen["pictures"]) == 1
+    assert seen["pictures"][0] > 200
+    assert seen["sideways"] == 0
+    assert seen["sections"] == [
+        "Held-out results", "Rollouts", "Curves", "Samples", "Timing", "Config", "Left out of this page",
+    ]  # fmt: skip
+
+
+@rendered
+def test_a_page_of_rollouts_alone_has_their_sections_only(tmp_path):
+    write_rollouts(tmp_path / "pick", {"lift": LIFT})
+    write_sweep(tmp_path / "pick", axes={"push (N)": [0, 1]}, cells=[{"push (N)": 0, "k": 4, "n": 4}])
+    seen = playing(tmp_path / "pick", tmp_path)
+    assert seen["error"] is None
+    assert seen["ready"] == "yes"
+    assert seen["links"] == ["Rollouts"]
+    assert seen["sections"][0] == "Rollouts"
+    assert len(seen["durations"]) == 2
+    assert len(seen["pictures"]) == 1
+
+
+@rendered
+def test_rollouts_are_read_as_a_table_with_counts_and_a_paired_test(measured, tmp_path):
+    words = words_of(render(write_report(measured), tmp_path))
+    assert "lift 3/4 75.0% [30.1, 95.4]" in words
+    assert (
+        "Against the policy before on the same episodes: 9 solved only here, 1 only there (exact McNemar test, p = 0.021)"
+        in words
+    )
