@@ -200,22 +200,8 @@ class EpisodeLog:
     """``episodes.jsonl``: appended and synced, so that what it holds survives a crash; a line that a crash tore is dropped."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.records: dict[str, Record] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = 0
-        if path.is_file():
-            for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    record = json.loads(line)
-                    self.records[record["key"]] = record
-                except (KeyError, TypeError, ValueError) as error:
-                    raise DataError(
-                        f"{path}: line {number} is not a record ({error!r}); restore it, or --overwrite."
-                    ) from error
-                whole += len(line)
+        self.records, whole = _whole_lines(path)
         self._file = path.open("ab")
         self._file.truncate(whole)
 
@@ -230,6 +216,11 @@ class EpisodeLog:
         self._file.close()
 
 
+def read_records(path: Path) -> list[Record]:
+    """The whole lines of an ``episodes.jsonl``."""
+    return list(_whole_lines(path)[0].values())
+
+
 def other_instruction(family: TaskFamily, goal: str, seed: int) -> str:
     """What somebody who wants something else would say: another goal of the family, or of another family in the scene."""
     rng = np.random.default_rng([seed, 3])
@@ -239,6 +230,22 @@ def other_instruction(family: TaskFamily, goal: str, seed: int) -> str:
         others = [(each, other) for each in families if each.scene == family.scene for other in each.goals]
     chosen, other = others[int(rng.integers(len(others)))]
     return chosen.instruction(other, seed)
+
+
+def _whole_lines(path: Path) -> tuple[dict[str, Record], int]:
+    """Records by key, and the bytes that they take."""
+    records, whole = {}, 0
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            record = json.loads(line)
+            records[record["key"]] = record
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: line {number} is not a record ({error!r}); restore it, or --overwrite.") from error
+        whole += len(line)
+    return records, whole
 
 
 def _task(family: TaskFamily, seed: int, variant: str) -> RobotTask:
