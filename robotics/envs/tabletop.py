@@ -76,7 +76,7 @@ def _phrase(condition: str, templates: Sequence[str], rng: np.random.Generator) 
 class PushFamily(TabletopFamily):
     """Move the named block into the marked region."""
 
-    name, goals, max_env_steps = "push", COLORS, 90
+    name, goals, max_env_steps = "push", COLORS, 105
 
 
 class LiftFamily(TabletopFamily):
@@ -88,20 +88,20 @@ class LiftFamily(TabletopFamily):
 class PlaceFamily(TabletopFamily):
     """Put the named block in the bowl."""
 
-    name, goals, max_env_steps = "place", COLORS, 90
+    name, goals, max_env_steps = "place", COLORS, 100
 
 
 class StackFamily(TabletopFamily):
     """Put one named block on another."""
 
-    name, max_env_steps = "stack", 100
+    name, max_env_steps = "stack", 105
     goals = tuple(f"{upper}-on-{lower}" for upper in COLORS for lower in COLORS if upper != lower)
 
 
 class OpenDrawerFamily(TabletopFamily):
     """Open the drawer, which is closed."""
 
-    name, goals, max_env_steps = "open_drawer", ("open_drawer",), 70
+    name, goals, max_env_steps = "open_drawer", ("open_drawer",), 60
 
 
 class CloseDrawerFamily(TabletopFamily):
@@ -113,7 +113,7 @@ class CloseDrawerFamily(TabletopFamily):
 class PressFamily(TabletopFamily):
     """Press the button and keep it down."""
 
-    name, goals, max_env_steps = "press", ("press",), 50
+    name, goals, max_env_steps = "press", ("press",), 45
 
 
 class TwoStepFamily(TabletopFamily):

@@ -29,6 +29,7 @@ _SQUEEZING = 25.1  # at most so wide when the fingers press on a block; they end
 _TRAVEL = 0.085  # metres: the gripper passes above everything
 _CARRY = 0.095  # height of a carried block: its lower side passes above everything, too
 _LIFTED = 0.105
+_CARRY_SPEED = 0.75
 _HANDLE_HEIGHT = 0.034  # of the gripper around the handle: its tips stay above the stays
 _UP = np.array([0.0, 0.0, 1.0])
 
@@ -120,14 +121,15 @@ def bring(view: View, color: str, destination: NDArray[np.float64]) -> Waypoint:
     height = min(destination[2] + max(0.0, 3.0 * (away - 0.004)), max(_CARRY, destination[2] + 0.03))
     share = float(np.clip((block[2] - 0.05) / 0.02, 0.0, 1.0)) if away > 0.03 else 1.0
     move = np.array([share * gap[0], share * gap[1], height - block[2]])
-    return Waypoint(position=view.gripper + move, roll=view.roll, opening=0.0, speed=0.35 if away < 0.015 else 0.9)
+    roll = view.roll if away < 0.03 or block[2] < 0.03 else 0.0
+    return Waypoint(position=view.gripper + move, roll=roll, opening=0.0, speed=0.35 if away < 0.015 else _CARRY_SPEED)
 
 
 def grasp(view: View, color: str) -> Waypoint:
     """Go above the block, align with its sides, go down around it, close the fingers."""
     block = view.slots[color]
     pan = math.degrees(math.atan2(block[1], block[0]))
-    roll = _nearest_roll(pan - view.yaws[color], view.roll)
+    roll = _roll_for(pan - view.yaws[color], view.roll)
     along, across, up = view.in_hand(block)
     turned = abs(view.roll - view.pan - (roll - pan))
     if -0.008 < along < 0.014 and abs(across) < 0.008 and abs(up) < 0.009 and turned < 14.0:
@@ -205,9 +207,10 @@ def approach(
     )
 
 
-def _nearest_roll(roll: float, present: float) -> float:
-    """Of the rolls that look alike to a cube, the one nearest to ``present`` that keeps the wrist within half a turn."""
+def _roll_for(roll: float, present: float) -> float:
+    """Of the rolls that look alike to a cube, one near 0, where the fingers close along the hand's way around the base.
+
+    Between two that are about as good, the one nearer to the ``present`` roll.
+    """
     first = (roll + 45.0) % 90.0 - 45.0
-    return min(
-        (first - 90.0, first, first + 90.0), key=lambda angle: abs(angle - present) + (1e3 if abs(angle) > 100.0 else 0.0)
-    )
+    return min((first - 90.0, first, first + 90.0), key=lambda angle: abs(angle) + 0.5 * abs(angle - present))
