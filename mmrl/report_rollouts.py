@@ -1,7 +1,7 @@
 """Rollouts in a report: success by task, chosen videos and sweeps, read from the files that ``mmrl rollout`` leaves.
 
-The files are ``eval_info.json`` in LeRobot's layout (whatever it holds beyond that is shown as the protocol), ``sweep.json``
-(`mmrl.heat_map`) and the videos that the first one names; output of LeRobot's own evaluation reads the same.
+The files are ``eval_info.json``, ``sweep.json`` (`mmrl.heat_map`) and the videos that the first one names. The first has
+LeRobot's layout, so that the output of its own evaluation reads the same. What ``mmrl rollout`` adds is shown if it is there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ MAX_PROTOCOL = 20_000
 """Characters kept of a protocol."""
 
 _INFO, _SWEEP = MEASURED
-_LISTS = ("per_task", "per_group", "overall", "comparison")
 
 
 def rollout_payload(run_dir: Path, shelf: Shelf, notes: list[str]) -> list[dict[str, Any]]:
@@ -64,14 +63,16 @@ def _entry(folder: Path, run_dir: Path, shelf: Shelf, notes: list[str]) -> dict[
     rows = list(_rows(tasks, info))
     if len(rows) > MAX_ROWS:
         notes.append(f"{prefix}{_INFO}: {len(rows) - MAX_ROWS} of {len(rows)} rows are left out.")
-    protocol = json.dumps({key: value for key, value in info.items() if key not in _LISTS}, indent=1)
+    protocol = json.dumps(info["protocol"], indent=1) if info.get("protocol") else ""
     return {
         "name": "" if name == "." else name,
         "rows": rows[:MAX_ROWS],
+        "variants": _variants(info),
         "comparison": _comparison(info.get("comparison")),
+        "notices": [str(notice) for notice in info.get("notices") or []],
         "videos": _videos(tasks, folder, run_dir, shelf, notes),
         "sweep": _sweep(folder, prefix, shelf, notes),
-        "protocol": "" if protocol == "{}" else protocol[:MAX_PROTOCOL],
+        "protocol": protocol[:MAX_PROTOCOL],
     }
 
 
@@ -89,7 +90,7 @@ def _read(path: Path, prefix: str, notes: list[str]) -> dict[str, Any]:
 
 
 def _rows(tasks: list[Mapping[str, Any]], info: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """All tasks together, then each."""
+    """All tasks together (episodes pooled, and the mean of the tasks), then each."""
     counts = {_task_name(task, tasks): _count(task) for task in tasks}
     counts = {name: count for name, count in counts.items() if count is not None}
     if not counts:  # groups only
@@ -99,7 +100,10 @@ def _rows(tasks: list[Mapping[str, Any]], info: Mapping[str, Any]) -> Iterator[d
                 counts[str(name)] = (round(n * percent / 100), int(n))
     total = tuple(map(sum, zip(*counts.values())))
     if len(counts) > 1:
-        yield {"name": "all tasks", **estimate({"k": total[0], "n": total[1]})}
+        yield {"name": "all episodes", **estimate({"k": total[0], "n": total[1]})}
+        macro = estimate(at(info, "intervals", "macro"))
+        if macro:
+            yield {"name": "mean of tasks", **macro}
     for name, (k, n) in counts.items():
         yield {"name": name, **estimate({"k": k, "n": n})}
 
@@ -117,12 +121,53 @@ def _count(task: Mapping[str, Any]) -> tuple[int, int] | None:
     return sum(bool(value) for value in successes), len(successes)
 
 
+def _variants(info: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Success with other words in the instruction, by task; None where there was one wording only."""
+    found = info.get("variants")
+    if not isinstance(found, Mapping) or len(found) < 2:
+        return None
+    names = list(dict.fromkeys(name for variant in found.values() for name in at(variant, "per_task") or {}))
+    rows = [
+        {"name": name, "cells": [estimate(at(variant, "per_task", name, "success")) for variant in found.values()]}
+        for name in names
+    ]
+    first, *others = found
+    against = {name: _paired(at(found[name], f"against_{first}")) for name in others}
+    return {
+        "names": list(found),
+        "rows": rows[:MAX_ROWS],
+        "against": [{"name": name, **test} for name, test in against.items() if test],
+    }
+
+
 def _comparison(found: Any) -> dict[str, Any] | None:
-    """The paired test against another policy on the same episodes: ``b`` only this one solved, ``c`` only the other."""
+    """The paired test against another policy on the same episodes, overall and by task."""
+    whole = _paired(found)
+    if whole is None:
+        return None
+    parts = {str(name): _paired(part) for name, part in (at(found, "per_task") or {}).items()}
+    rows = [{"name": name, **test} for name, test in parts.items() if test]
+    if len(rows) != 1:
+        rows.insert(0, {"name": "all episodes", **whole})
+    return {"name": str(found.get("name", "the other policy")), "rows": rows[:MAX_ROWS]}
+
+
+def _paired(found: Any) -> dict[str, Any] | None:
+    """McNemar's exact test: ``b`` episodes only the first solved, ``c`` only the second."""
     b, c = at(found, "b"), at(found, "c")
     if not (isinstance(b, int) and isinstance(c, int) and b >= 0 and c >= 0):
         return None
-    return {"name": str(found.get("name", "the other policy")), "b": b, "c": c, "p": mcnemar_exact(b, c)}
+    n = at(found, "n")
+    cells = {name: estimate({"k": at(found, key), "n": n}) for name, key in (("before", "k_other"), ("after", "k"))}
+    gap = at(found, "difference") or {}
+    difference = {key: finite(gap.get(key)) for key in ("mean", "low", "high")}
+    return {
+        **cells,
+        "difference": None if None in difference.values() else difference,
+        "b": b,
+        "c": c,
+        "p": mcnemar_exact(b, c),
+    }
 
 
 def _sweep(folder: Path, prefix: str, shelf: Shelf, notes: list[str]) -> str | None:

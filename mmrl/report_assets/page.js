@@ -48,6 +48,24 @@ function mark(cell, y, kind, place) {
     element("circle", { cx: place(cell.mean), cy: y, r: 3.5 }));
 }
 
+/** A mean with its interval and count. */
+function estimate(cell, percent = true) {
+  if (!cell) return [element("span", { class: "none" }, "not measured")];
+  const bound = (value) => (percent ? fixed(100 * value, 1) : number(value));
+  const interval = cell.low === null || cell.high === null ? "" : `[${bound(cell.low)}, ${bound(cell.high)}]`;
+  const count = cell.k === null ? `n = ${number(cell.n)}` : `${number(cell.k)}/${number(cell.n)}`;
+  return [element("b", {}, percent ? `${bound(cell.mean)}%` : bound(cell.mean)), element("small", {}, interval), element("small", {}, count)];
+}
+
+/** A difference with its interval, colored only where that leaves out zero. */
+function changed(cell, percent = true) {
+  if (!cell) return [element("span", { class: "none" }, "\u2013")];
+  const change = (value) => signed(value, percent ? fixed(100 * value, 1) : number(value, 3));
+  const kind = cell.low > 0 ? "up" : cell.high < 0 && cell.high !== null ? "down" : "";
+  const interval = cell.low === null ? "" : `[${change(cell.low)}, ${change(cell.high)}]`;
+  return [element("b", { class: kind }, change(cell.mean)), element("small", {}, interval), percent ? element("small", {}, "points") : ""];
+}
+
 // --- summary, held-out table, timing, config, notes ---
 
 function drawSummary() {
@@ -63,33 +81,18 @@ function drawHeldOut() {
   if (!held.rows.length) return into.append(element("p", { class: "empty" }, "The evaluations hold no finite value."));
   const single = held.steps.length === 1, percent = held.percent;
   const show = (value) => (percent ? `${fixed(100 * value, 1)}%` : number(value));
-  const change = (value) => signed(value, percent ? fixed(100 * value, 1) : number(value, 3));
   const cells = held.rows.flatMap((row) => [single ? null : row.before, row.after]).filter(Boolean);
   const ends = cells.flatMap((cell) => [cell.mean, cell.low, cell.high]).filter((value) => value !== null);
   const low = percent ? 0 : Math.min(...ends), high = percent ? 1 : Math.max(...ends);
   const place = (value) => `${3 + 94 * (high > low ? (value - low) / (high - low) : 0.5)}%`;
 
-  const estimate = (cell) => {
-    if (!cell) return [element("span", { class: "none" }, "not measured")];
-    const bound = (value) => (percent ? fixed(100 * value, 1) : number(value));
-    const interval = cell.low === null || cell.high === null ? "" : `[${bound(cell.low)}, ${bound(cell.high)}]`;
-    const count = cell.k === null ? `n = ${number(cell.n)}` : `${number(cell.k)}/${number(cell.n)}`;
-    return [element("b", {}, show(cell.mean)), element("small", {}, interval), element("small", {}, count)];
-  };
-  const difference = (cell) => {
-    if (!cell) return [element("span", { class: "none" }, "\u2013")];
-    // Colored only where the interval leaves out zero.
-    const kind = cell.low > 0 ? "up" : cell.high < 0 && cell.high !== null ? "down" : "";
-    const interval = cell.low === null ? "" : `[${change(cell.low)}, ${change(cell.high)}]`;
-    return [element("b", { class: kind }, change(cell.mean)), element("small", {}, interval), percent ? element("small", {}, "points") : ""];
-  };
-
+  const estimated = (cell) => estimate(cell, percent), difference = (cell) => changed(cell, percent);
   const heads = single ? [`step ${number(held.steps[0])}`]
     : [`before (step ${number(held.steps[0])})`, `after (step ${number(held.steps[1])})`, "difference"];
   const rows = held.rows.map((row) => element("tr", {},
     element("th", { scope: "row" }, row.name),
-    single ? null : element("td", { class: "num", "data-label": "before" }, ...estimate(row.before)),
-    element("td", { class: "num", "data-label": single ? heads[0] : "after" }, ...estimate(row.after)),
+    single ? null : element("td", { class: "num", "data-label": "before" }, ...estimated(row.before)),
+    element("td", { class: "num", "data-label": single ? heads[0] : "after" }, ...estimated(row.after)),
     single ? null : element("td", { class: "num", "data-label": "difference" }, ...difference(row.difference)),
     element("td", { class: "plot" }, element("svg", { width: "100%", height: 26, "aria-hidden": "true" },
       ...[low, high].map((edge) => element("line", { class: "edge", x1: place(edge), x2: place(edge), y1: 0, y2: 26 })),
@@ -117,7 +120,9 @@ function drawRollouts() {
   for (const set of data.rollouts) {
     if (set.name) into.append(element("h3", {}, set.name));
     if (set.rows.length) into.append(successTable(set.rows));
-    if (set.comparison) into.append(element("p", { class: "fine" }, compared(set.comparison)));
+    if (set.notices.length) into.append(element("p", { class: "fine" }, set.notices.join(" ")));
+    if (set.comparison) into.append(...comparisonTable(set.comparison));
+    if (set.variants) into.append(...variantTable(set.variants));
     if (set.sweep) into.append(element("div", { class: "wide" },
       element("img", { class: "sweep", src: data.media[set.sweep], alt: "success over the swept parameters" })));
     if (set.videos.length) into.append(element("div", { class: "media" }, ...set.videos.map(medium)));
@@ -130,7 +135,7 @@ function successTable(rows) {
   const scale = element("div", { class: "scale" }, element("span", {}, "0%"), element("span", {}, "100%"));
   const body = rows.map((row) => element("tr", {},
     element("th", { scope: "row" }, row.name),
-    element("td", { class: "num", "data-label": "episodes" }, `${number(row.k)}/${number(row.n)}`),
+    element("td", { class: "num", "data-label": "episodes" }, row.k === null ? "\u2013" : `${number(row.k)}/${number(row.n)}`),
     element("td", { class: "num", "data-label": "success" }, element("b", {}, `${fixed(100 * row.mean, 1)}%`)),
     element("td", { class: "num", "data-label": "interval" }, `[${fixed(100 * row.low, 1)}, ${fixed(100 * row.high, 1)}]`),
     element("td", { class: "plot" }, element("svg", { width: "100%", height: 20, "aria-hidden": "true" },
@@ -142,9 +147,29 @@ function successTable(rows) {
     element("tbody", {}, ...body));
 }
 
-function compared({ name, b, c, p }) {
-  return `Against ${name} on the same episodes: ${number(b)} solved only here, ${number(c)} only there ` +
-    `(exact McNemar test, p ${p < 0.0001 ? "< 0.0001" : `= ${number(p, 2)}`}).`;
+/** A table whose cells may be several lines; `rows` are lists of the name and one cell (its children) per head. */
+function plainTable(heads, rows) {
+  return element("table", { class: "held-out stack" },
+    element("thead", {}, element("tr", {}, element("th", {}, "task"), ...heads.map((text) => element("th", { class: "num" }, text)))),
+    element("tbody", {}, ...rows.map(([name, ...cells]) => element("tr", {}, element("th", { scope: "row" }, name),
+      ...cells.map((cell, i) => element("td", { class: "num", "data-label": heads[i] }, cell))))));
+}
+
+const chance = (p) => (p < 0.0001 ? "<0.0001" : number(p, 2));
+
+function comparisonTable({ name, rows }) {
+  const heads = [name, "this policy", "difference", "solved by this only", "by the other only", "p"];
+  return [element("p", { class: "between" }, element("b", {}, `Against ${name}`), " on the same episodes (exact McNemar test)."),
+    plainTable(heads, rows.map((row) => [row.name, estimate(row.before), estimate(row.after), changed(row.difference),
+      number(row.b), number(row.c), chance(row.p)]))];
+}
+
+function variantTable({ names, rows, against }) {
+  const tests = against.map((test) =>
+    `${test.name}: ${number(test.b)} solved only with ${names[0]} words, ${number(test.c)} only with these, p ${chance(test.p).replace(/^(?!<)/, "= ")}`);
+  return [element("p", { class: "between" }, element("b", {}, "Does it listen?"), " Success by the words of the instruction, on the same episodes."),
+    plainTable(names, rows.map((row) => [row.name, ...row.cells.map((cell) => estimate(cell))])),
+    tests.length ? element("p", { class: "fine" }, `${tests.join("; ")} (exact McNemar test).`) : ""];
 }
 
 function drawTiming() {

@@ -161,8 +161,19 @@ LIFT, PUSH = [True, False, True, True], [False, False]
 @pytest.fixture
 def measured(run):
     """A run whose policy was measured afterwards."""
-    comparison = {"name": "the policy before", "b": 9, "c": 1}
-    write_rollouts(run / "rollouts" / "final", {"lift": LIFT, "push": PUSH}, comparison=comparison, protocol={"control_hz": 20})
+    gap = {"mean": 0.4, "low": 0.1, "high": 0.6}
+    test = {"n": 20, "k": 11, "k_other": 3, "b": 9, "c": 1, "difference": gap}
+    per_task = {name: {"success": proportion(k, 20)} for name, k in (("lift", 8), ("push", 3))}
+    nothing = {name: {"success": proportion(0, 20)} for name in per_task}
+    write_rollouts(
+        run / "rollouts" / "final",
+        {"lift": LIFT, "push": PUSH},
+        comparison={"name": "the policy before", **test, "per_task": {"lift": test, "push": {**test, "b": 0, "c": 0}}},
+        intervals={"macro": {"mean": 0.375, "low": 0.1, "high": 0.6}},
+        variants={"seen": {"per_task": per_task}, "empty": {"per_task": nothing, "against_seen": {"b": 11, "c": 0}}},
+        protocol={"control_hz": 20},
+        notices=["the camera is renamed."],
+    )
     write_sweep(run / "rollouts" / "physics")
     return run
 
@@ -313,11 +324,38 @@ def test_many_domains_keep_a_bounded_number_of_curves_and_the_page_says_so(empty
 def test_rollouts_of_a_run_are_counted_by_task_with_intervals(measured):
     final, physics = data_of(measured)["rollouts"]
     assert (final["name"], physics["name"]) == ("rollouts/final", "rollouts/physics")
-    assert [(row["name"], row["k"], row["n"]) for row in final["rows"]] == [("all tasks", 3, 6), ("lift", 3, 4), ("push", 0, 2)]
-    assert (final["rows"][1]["low"], final["rows"][1]["high"]) == pytest.approx(wilson_interval(3, 4))
-    assert final["comparison"] == {"name": "the policy before", "b": 9, "c": 1, "p": pytest.approx(22 / 1024)}
-    assert json.loads(final["protocol"]) == {"protocol": {"control_hz": 20}}
+    assert [(row["name"], row["k"], row["n"]) for row in final["rows"]] == [
+        ("all episodes", 3, 6), ("mean of tasks", None, 0), ("lift", 3, 4), ("push", 0, 2),
+    ]  # fmt: skip
+    lift = final["rows"][2]
+    assert (lift["low"], lift["high"]) == pytest.approx(wilson_interval(3, 4))
+    assert json.loads(final["protocol"]) == {"control_hz": 20}
     assert physics["rows"] == []
+
+
+def test_another_policy_on_the_same_episodes_is_compared_in_pairs(measured):
+    comparison = data_of(measured)["rollouts"][0]["comparison"]
+    assert comparison["name"] == "the policy before"
+    assert [(row["name"], row["b"], row["c"]) for row in comparison["rows"]] == [
+        ("all episodes", 9, 1), ("lift", 9, 1), ("push", 0, 0),
+    ]  # fmt: skip
+    whole = comparison["rows"][0]
+    assert (whole["before"]["k"], whole["after"]["k"], whole["p"]) == (3, 11, pytest.approx(22 / 1024))
+    assert comparison["rows"][2]["p"] == 1
+
+
+def test_a_comparison_without_counts_keeps_its_test(tmp_path):
+    write_rollouts(tmp_path, {"lift": LIFT}, comparison={"name": "x", "b": 1, "c": 0})
+    (row,) = data_of(tmp_path)["rollouts"][0]["comparison"]["rows"]
+    assert (row["before"], row["difference"], row["p"]) == (None, None, 1)
+
+
+def test_other_words_in_the_instruction_stand_side_by_side(measured):
+    variants = data_of(measured)["rollouts"][0]["variants"]
+    assert variants["names"] == ["seen", "empty"]
+    assert [[cell["k"] for cell in row["cells"]] for row in variants["rows"]] == [[8, 0], [3, 0]]
+    (test,) = variants["against"]
+    assert (test["name"], test["b"], test["c"], test["p"]) == ("empty", 11, 0, pytest.approx(2 / 2**11))
 
 
 def test_the_first_success_and_failure_of_each_task_are_shown_wherever_they_were_made(measured):
@@ -729,7 +767,7 @@ def test_a_page_of_rollouts_alone_has_their_sections_only(tmp_path):
 def test_rollouts_are_read_as_a_table_with_counts_and_a_paired_test(measured, tmp_path):
     words = words_of(render(write_report(measured), tmp_path))
     assert "lift 3/4 75.0% [30.1, 95.4]" in words
-    assert (
-        "Against the policy before on the same episodes: 9 solved only here, 1 only there (exact McNemar test, p = 0.021)"
-        in words
-    )
+    assert "lift 15.0% [5.2, 36.0] 3/20 55.0% [34.2, 74.2] 11/20 +40.0 [+10.0, +60.0] points 9 1 0.021" in words
+    assert "push 15.0% [5.2, 36.0] 3/20 0.0% [0.0, 16.1] 0/20" in words
+    assert "empty: 11 solved only with seen words, 0 only with these, p = 0.00098 (exact McNemar test)." in words
+    assert "the camera is renamed." in words
