@@ -170,8 +170,6 @@ def _check_inputs(section: LeRobotPolicySection) -> None:
         raise ConfigError(
             f"policy.environment_state is true; {section.type} reads images and joint positions only. Set it to false."
         )
-    if section.sde_noise <= 0:
-        raise ConfigError(f"policy.sde_noise is {section.sde_noise}; expected more than 0, or decisions have no density.")
 
 
 def _tokenizer(section: LeRobotPolicySection) -> Path | None:
