@@ -76,7 +76,7 @@ def _phrase(condition: str, templates: Sequence[str], rng: np.random.Generator) 
 class PushFamily(TabletopFamily):
     """Move the named block into the marked region."""
 
-    name, goals, max_env_steps = "push", COLORS, 105
+    name, goals, max_env_steps = "push", COLORS, 120
 
 
 class LiftFamily(TabletopFamily):
@@ -88,13 +88,13 @@ class LiftFamily(TabletopFamily):
 class PlaceFamily(TabletopFamily):
     """Put the named block in the bowl."""
 
-    name, goals, max_env_steps = "place", COLORS, 100
+    name, goals, max_env_steps = "place", COLORS, 120
 
 
 class StackFamily(TabletopFamily):
     """Put one named block on another."""
 
-    name, max_env_steps = "stack", 105
+    name, max_env_steps = "stack", 120
     goals = tuple(f"{upper}-on-{lower}" for upper in COLORS for lower in COLORS if upper != lower)
 
 
@@ -119,7 +119,7 @@ class PressFamily(TabletopFamily):
 class TwoStepFamily(TabletopFamily):
     """Do one thing and then another; both hold at the end."""
 
-    name, max_env_steps = "two_step", 150
+    name, max_env_steps = "two_step", 165
     goals = (
         "open_drawer+press",
         *(f"place:{color}+press" for color in COLORS),

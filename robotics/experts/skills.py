@@ -27,7 +27,7 @@ FINGER_PLAY = 0.010
 _SQUEEZING = 25.1  # at most so wide when the fingers press on a block; they end up at about 24
 
 _TRAVEL = 0.085  # metres: the gripper passes above everything
-_CARRY = 0.095  # height of a carried block: its lower side passes above everything, too
+_CARRY = 0.085  # height of a carried block: its lower side passes above everything, too
 _LIFTED = 0.105
 _CARRY_SPEED = 0.75
 _HANDLE_HEIGHT = 0.034  # of the gripper around the handle: its tips stay above the stays
@@ -60,7 +60,7 @@ class View:
     def holds(self, color: str) -> bool:
         """The fingers are closed on the block."""
         along, across, up = self.in_hand(self.slots[color])
-        return abs(along) < 0.009 and abs(across) < 0.013 and abs(up) < 0.016 and self.opening < _SQUEEZING
+        return abs(along) < 0.009 and abs(across) < 0.018 and abs(up) < 0.022 and self.opening < _SQUEEZING
 
     def straddles_handle(self) -> bool:
         """The drawer's handle is between the fingers."""
