@@ -66,6 +66,7 @@ def _entry(folder: Path, run_dir: Path, shelf: Shelf, notes: list[str]) -> dict[
     protocol = json.dumps(info["protocol"], indent=1) if info.get("protocol") else ""
     return {
         "name": "" if name == "." else name,
+        "facts": _facts(info.get("protocol")),
         "rows": rows[:MAX_ROWS],
         "variants": _variants(info),
         "comparison": _comparison(info.get("comparison")),
@@ -87,6 +88,19 @@ def _read(path: Path, prefix: str, notes: list[str]) -> dict[str, Any]:
         return tree
     notes.append(f"{prefix}{path.name}: not readable and left out.")
     return {}
+
+
+def _facts(protocol: Any) -> dict[str, Any]:
+    """What to know before reading the numbers."""
+    seeds, hertz = at(protocol, "seeds"), finite(at(protocol, "control_hz"))
+    facts = {
+        "policy": at(protocol, "policy", "name"),
+        "checksum": str(at(protocol, "policy", "checksum") or "")[:12] or None,
+        "seeds": f"{seeds[0]} to {seeds[1]}" if isinstance(seeds, list) and len(seeds) == 2 else None,
+        "control": f"{hertz:g} Hz" if hertz else None,
+        "commands per look": at(protocol, "policy", "execution_horizon"),
+    }
+    return {name: value for name, value in facts.items() if isinstance(value, str | int)}
 
 
 def _rows(tasks: list[Mapping[str, Any]], info: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -170,8 +184,8 @@ def _paired(found: Any) -> dict[str, Any] | None:
     }
 
 
-def _sweep(folder: Path, prefix: str, shelf: Shelf, notes: list[str]) -> str | None:
-    """Name of the heat map on the shelf."""
+def _sweep(folder: Path, prefix: str, shelf: Shelf, notes: list[str]) -> dict[str, str] | None:
+    """What was swept, and the name of its heat map on the shelf."""
     sweep = _read(folder / _SWEEP, prefix, notes)
     if not sweep:
         return None
@@ -182,7 +196,7 @@ def _sweep(folder: Path, prefix: str, shelf: Shelf, notes: list[str]) -> str | N
         return None
     name = f"{prefix}{_SWEEP}.svg"
     shelf.put_bytes(name, picture.encode())
-    return name
+    return {"path": name, "axes": " and ".join(sweep["axes"])}
 
 
 def _videos(

@@ -89,7 +89,7 @@ function drawHeldOut() {
   const estimated = (cell) => estimate(cell, percent), difference = (cell) => changed(cell, percent);
   const heads = single ? [`step ${number(held.steps[0])}`]
     : [`before (step ${number(held.steps[0])})`, `after (step ${number(held.steps[1])})`, "difference"];
-  const rows = held.rows.map((row) => element("tr", {},
+  const rows = held.rows.map((row, i) => element("tr", { class: i ? null : "whole" },
     element("th", { scope: "row" }, row.name),
     single ? null : element("td", { class: "num", "data-label": "before" }, ...estimated(row.before)),
     element("td", { class: "num", "data-label": single ? heads[0] : "after" }, ...estimated(row.after)),
@@ -116,24 +116,29 @@ function drawHeldOut() {
 function drawRollouts() {
   if (!data.rollouts.length) return drop("rollouts");
   const into = section("rollouts");
-  if (data.rollouts.some((set) => set.rows.length)) into.append(element("p", {}, "Successful episodes, with 95% Wilson intervals."));
+  if (data.rollouts.some((set) => set.rows.length)) into.append(element("p", {}, "Successful episodes, with 95% intervals."));
   for (const set of data.rollouts) {
     if (set.name) into.append(element("h3", {}, set.name));
+    into.append(element("p", { class: "facts" }, ...Object.entries(set.facts).map(([label, value]) =>
+      element("span", {}, element("i", {}, label), String(value)))));
     if (set.rows.length) into.append(successTable(set.rows));
     if (set.notices.length) into.append(element("p", { class: "fine" }, set.notices.join(" ")));
     if (set.comparison) into.append(...comparisonTable(set.comparison));
     if (set.variants) into.append(...variantTable(set.variants));
-    if (set.sweep) into.append(element("div", { class: "wide" },
-      element("img", { class: "sweep", src: data.media[set.sweep], alt: "success over the swept parameters" })));
+    if (set.sweep) into.append(
+      element("p", { class: "between" }, element("b", {}, `Success over ${set.sweep.axes}`), ", with counts and 95% intervals."),
+      element("div", { class: "wide" }, element("img", { class: "sweep", src: data.media[set.sweep.path], alt: `success over ${set.sweep.axes}` })));
     if (set.videos.length) into.append(element("div", { class: "media" }, ...set.videos.map(medium)));
     if (set.protocol) into.append(element("details", {}, element("summary", {}, "Protocol"), element("pre", { tabindex: 0 }, set.protocol)));
   }
 }
 
+const WHOLE = "all episodes";
+
 function successTable(rows) {
   const place = (share) => `${3 + 94 * share}%`;
   const scale = element("div", { class: "scale" }, element("span", {}, "0%"), element("span", {}, "100%"));
-  const body = rows.map((row) => element("tr", {},
+  const body = rows.map((row) => element("tr", { class: row.name === WHOLE ? "whole" : null },
     element("th", { scope: "row" }, row.name),
     element("td", { class: "num", "data-label": "episodes" }, row.k === null ? "\u2013" : `${number(row.k)}/${number(row.n)}`),
     element("td", { class: "num", "data-label": "success" }, element("b", {}, `${fixed(100 * row.mean, 1)}%`)),
@@ -151,7 +156,7 @@ function successTable(rows) {
 function plainTable(heads, rows) {
   return element("table", { class: "held-out stack" },
     element("thead", {}, element("tr", {}, element("th", {}, "task"), ...heads.map((text) => element("th", { class: "num" }, text)))),
-    element("tbody", {}, ...rows.map(([name, ...cells]) => element("tr", {}, element("th", { scope: "row" }, name),
+    element("tbody", {}, ...rows.map(([name, ...cells]) => element("tr", { class: name === WHOLE ? "whole" : null }, element("th", { scope: "row" }, name),
       ...cells.map((cell, i) => element("td", { class: "num", "data-label": heads[i] }, cell))))));
 }
 

@@ -171,7 +171,7 @@ def measured(run):
         comparison={"name": "the policy before", **test, "per_task": {"lift": test, "push": {**test, "b": 0, "c": 0}}},
         intervals={"macro": {"mean": 0.375, "low": 0.1, "high": 0.6}},
         variants={"seen": {"per_task": per_task}, "empty": {"per_task": nothing, "against_seen": {"b": 11, "c": 0}}},
-        protocol={"control_hz": 20},
+        protocol={"control_hz": 20, "seeds": [7, 26], "policy": {"name": "demo/000040"}},
         notices=["the camera is renamed."],
     )
     write_sweep(run / "rollouts" / "physics")
@@ -329,7 +329,8 @@ def test_rollouts_of_a_run_are_counted_by_task_with_intervals(measured):
     ]  # fmt: skip
     lift = final["rows"][2]
     assert (lift["low"], lift["high"]) == pytest.approx(wilson_interval(3, 4))
-    assert json.loads(final["protocol"]) == {"control_hz": 20}
+    assert json.loads(final["protocol"])["control_hz"] == 20
+    assert final["facts"] == {"policy": "demo/000040", "seeds": "7 to 26", "control": "20 Hz"}
     assert physics["rows"] == []
 
 
@@ -374,7 +375,7 @@ def test_a_sweep_is_a_picture_and_its_cells_have_no_table_of_their_own(measured)
     write_rollouts(measured / "rollouts" / "physics" / "mass_2", {"lift": LIFT})
     data = data_of(measured)
     assert [entry["name"] for entry in data["rollouts"]] == ["rollouts/final", "rollouts/physics"]
-    kind, _, content = data["media"][data["rollouts"][1]["sweep"]].partition(";base64,")
+    kind, _, content = data["media"][data["rollouts"][1]["sweep"]["path"]].partition(";base64,")
     assert kind == "data:image/svg+xml"
     assert "3/4 [30, 95]" in base64.b64decode(content).decode()
 
@@ -619,7 +620,7 @@ onload = () => {{
 </script>"""
 
 
-PLAYING = """<!doctype html><iframe style="width: 1000px; height: 800px" srcdoc="{page}"></iframe>
+PLAYING = """<!doctype html><iframe style="width: 390px; height: 800px" srcdoc="{page}"></iframe>
 <pre id="seen"></pre>
 <script>
 onload = async () => {{
@@ -744,7 +745,7 @@ def test_a_browser_plays_the_videos_of_samples_and_rollouts_and_shows_heat_maps(
     assert seen["quiet"] is True
     assert len(seen["pictures"]) == 1
     assert seen["pictures"][0] > 200
-    assert seen["sideways"] == 0
+    assert seen["sideways"] == 0  # on a phone
     assert seen["sections"] == [
         "Held-out results", "Rollouts", "Curves", "Samples", "Timing", "Config", "Left out of this page",
     ]  # fmt: skip
