@@ -246,7 +246,7 @@ class ArmPhysics:
         clipped = np.clip(targets[sound], self.joint_limits[:, 0], self.joint_limits[:, 1])
         self._ctrl[moving[:, None], self._actuators] = self.to_radians(clipped)
         raised = np.empty(0, np.int64)
-        with _warnings_to_log():
+        with warnings_to_log():
             try:
                 self._batch.step(ids=moving, nstep=self.num_substeps, stage=_POSITIONS)
             except SimulationError as error:  # the simulations that it does not list ran to completion
@@ -287,7 +287,7 @@ class ArmPhysics:
 
 
 @contextmanager
-def _warnings_to_log() -> Iterator[None]:
+def warnings_to_log() -> Iterator[None]:
     """Send MuJoCo's warnings to the log instead of a MUJOCO_LOG.TXT in the working directory."""
     before = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(lambda message: _log.debug("MuJoCo: %s", message))
