@@ -79,7 +79,11 @@ FAMILIES: Mapping[str, Callable[[], TaskFamily]] = {
 
 
 def build_family(name: str) -> TaskFamily:
-    """The family called ``name``."""
+    """The family called ``name``; a name with a colon is an environment of another project (`robotics.envs.wrapped`)."""
+    if ":" in name:
+        from robotics.envs.wrapped import build_wrapped_family
+
+        return build_wrapped_family(name)
     if name not in FAMILIES:
         raise DataError(f"task family {name!r} is not known; expected one of: {', '.join(sorted(FAMILIES))}.")
     return FAMILIES[name]()
