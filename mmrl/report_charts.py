@@ -13,6 +13,7 @@ MAX_POINTS = 600
 """Points per curve; longer runs keep the lowest and highest value of each stretch."""
 MAX_DOMAINS = 24
 """Domains with a held-out curve of their own."""
+_BAND = {"values": "mean", "low": "low", "high": "high"}
 
 
 def curves(run: Run) -> list[dict[str, Any]]:
@@ -69,9 +70,6 @@ def held_out_curves(run: Run) -> list[dict[str, Any]]:
             }
         )
     return curves
-
-
-_BAND = {"values": "mean", "low": "low", "high": "high"}
 
 
 def _curve_order(key: str) -> tuple[Any, ...]:

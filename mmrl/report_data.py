@@ -59,22 +59,22 @@ def read_run(run_dir: Path) -> Run:
     samples: dict[int, list[dict[str, Any]]] = {}
     for path in sorted((run_dir / "samples").glob("step_*.jsonl")):
         step = int(re.sub(r"\D", "", path.stem) or 0)
-        if rows := read_lines(path, notes):
+        if rows := _read_lines(path, notes):
             samples[step] = rows
     return Run(
         name=run_dir.resolve().name,
         trained=not measured or metrics_path.exists() or bool(evaluations or samples),
         config=config if isinstance(config, dict) else {},
         config_text=text,
-        metrics=_newest_per_step(read_lines(metrics_path, notes)),
-        timing=_newest_per_step(read_lines(run_dir / "timing.jsonl", notes)),
+        metrics=_newest_per_step(_read_lines(metrics_path, notes)),
+        timing=_newest_per_step(_read_lines(run_dir / "timing.jsonl", notes)),
         evaluations=sorted((e for e in evaluations if "overall" in e), key=lambda e: e.get("train_step", 0)),
         samples=dict(sorted(samples.items())),
         notes=notes,
     )
 
 
-def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows, bad = [], 0
@@ -113,6 +113,7 @@ def _newest_per_step(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def at(tree: Any, *keys: str) -> Any:
+    """What lies at ``keys`` in nested mappings; None where there is no such place."""
     for key in keys:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
@@ -138,6 +139,7 @@ def finite(value: Any, default: Any = None) -> Any:
 
 
 def numbers(values: Iterable[Any]) -> list[float]:
+    """Those of ``values`` that are finite numbers."""
     return [number for number in map(finite, values) if number is not None]
 
 
