@@ -47,6 +47,8 @@ class TabletopExpert:
             waypoints = [next_waypoint(view, self._conditions[row]) for view, row in zip(views, running)]
             change = self._change(joints, waypoints)
             chunks[:, step] = joints + change + sag
+            grip = chunks[:, step - 1, -1] if step else joints[:, -1]  # may be ahead of a gripper that a block holds open
+            chunks[:, step, -1] = grip + np.clip(chunks[:, step, -1] - grip, -self._steps[-1], self._steps[-1])
             after = joints + change
             for view, before, now in zip(views, forward(joints), zip(forward(after), after)):
                 _foresee(view, now[0] - before, now[1])
