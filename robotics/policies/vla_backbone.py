@@ -37,7 +37,7 @@ class VlaBackbone(nn.Module):
         self.chunk_size = config.chunk_size
         width, heads, ratio = config.width, config.num_heads, config.mlp_ratio
         encoders: list[nn.Module] = [
-            ImageTokens(key, feature.shape, patch_size=config.patch_size, width=width)
+            ImageTokens(key, feature.shape, patch_size=config.patch_size, num_tokens=config.image_tokens, width=width)
             for key, feature in config.image_features.items()
         ]
         encoders.append(WordTokens(len(config.vocabulary), config.max_words, width))

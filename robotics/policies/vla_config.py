@@ -37,8 +37,10 @@ class VlaConfig(PreTrainedConfig):
     """Attention heads; they share the width."""
     mlp_ratio: int = 2
     """Hidden width of the feed-forward parts, in token widths."""
-    patch_size: int = 8
-    """Pixels of an image token's edge; a power of two, and the image's edges are multiples of it."""
+    patch_size: int = 4
+    """Pixels of an image patch's edge; a power of two, and the image's edges are multiples of it."""
+    image_tokens: int = 32
+    """Tokens per camera."""
     normalization_mapping: dict[str, NormalizationMode] = field(
         default_factory=lambda: {
             "STATE": NormalizationMode.MIN_MAX,
@@ -61,6 +63,8 @@ class VlaConfig(PreTrainedConfig):
             raise ConfigError(f"{self.type}: width {self.width} is not a multiple of num_heads ({self.num_heads}).")
         if self.patch_size < 2 or self.patch_size & (self.patch_size - 1):
             raise ConfigError(f"{self.type}: patch_size is {self.patch_size}; expected a power of two, 2 or more.")
+        if self.image_tokens < 1:
+            raise ConfigError(f"{self.type}: image_tokens is {self.image_tokens}; expected 1 or more.")
 
     @property
     def environment_size(self) -> int:
@@ -87,8 +91,12 @@ class VlaConfig(PreTrainedConfig):
             problem = f"observation.environment_state must be [3 + 3 num_slots + 2 num_yaws] = [{self.environment_size}]"
         else:
             for name, image in images.items():
-                if len(image.shape) != 3 or image.shape[0] != 3 or any(n % self.patch_size for n in image.shape[1:]):
-                    problem = f"{name} must be [3, height, width] with edges that are multiples of patch_size {self.patch_size}"
+                if (
+                    len(image.shape) != 3
+                    or image.shape[0] != 3
+                    or any(n % self.patch_size or n < 2 * self.patch_size for n in image.shape[1:])
+                ):
+                    problem = f"{name} must be [3, height, width] with edges of two or more whole patches of {self.patch_size}"
         if problem:
             given = " | ".join(
                 ", ".join(f"{name} {list(feature.shape)}" for name, feature in features.items()) or "none"

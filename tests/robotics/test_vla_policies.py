@@ -335,7 +335,7 @@ def test_incomplete_observations_are_refused(small):
         ({OBS_STATE: ("STATE", (7,))}, r"are needed; inputs \| outputs are: observation.state \[7\] \| action \[6\]"),
         ({OBS_STATE: ("STATE", (6,))}, "observation.environment_state or an image is needed"),
         ({OBS_STATE: ("STATE", (6,)), OBS_ENV_STATE: ("ENV", (15,))}, r"must be \[3 \+ 3 num_slots \+ 2 num_yaws\] = \[35\]"),
-        ({OBS_STATE: ("STATE", (6,)), SCENE: ("VISUAL", (3, 64, 60))}, r"edges that are multiples of patch_size 8"),
+        ({OBS_STATE: ("STATE", (6,)), SCENE: ("VISUAL", (3, 64, 62))}, "edges of two or more whole patches of 4"),
         ({OBS_STATE: ("STATE", (6,)), SCENE: ("VISUAL", (64, 64, 3))}, r"must be \[3, height, width\]"),
     ],
 )
@@ -353,6 +353,7 @@ def test_features_that_do_not_fit_are_refused_with_both_lists(inputs, problem):
         ("flow", "n_action_steps", 9, r"n_action_steps is 9; expected 1 to chunk_size \(4\)"),
         ("flow", "num_heads", 3, "width 32 is not a multiple of num_heads"),
         ("flow", "patch_size", 6, "patch_size is 6; expected a power of two"),
+        ("flow", "image_tokens", 0, "image_tokens is 0; expected 1 or more"),
         ("flow", "depth", 0, "depth is 0; expected 1 or more layers"),
         ("flow", "num_denoising_steps", 0, "num_denoising_steps is 0"),
         ("flow", "sde_noise", 0.0, "sde_noise is 0.0; expected more than 0"),
