@@ -3,7 +3,8 @@
 An episode is decided by its number alone: episode ``i`` of a family has the layout of seed ``first_seed + i``, the goal that
 ``reset(seed=...)`` of the family's gymnasium environment draws, and its instruction. Nothing depends on how episodes are
 batched or shared among processes. Records go to ``episodes.jsonl`` as they are made, so an evaluation that was interrupted goes
-on where it stopped. `robotics.evaluation_summary` makes numbers of them.
+on where it stopped. `robotics.evaluation_summary` makes numbers of them. No LeRobot here: its import takes a process longer than
+a hundred episodes of an expert.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from mmrl.checkpoint import replace_text
 from mmrl.errors import ConfigError, DataError, MMRLError
 from robotics.envs.families import FAMILIES, TaskFamily, build_family
-from robotics.evaluation_actors import Actor, ActorSpec, open_actor
+from robotics.evaluation_actors import EXPERT, Actor, ActorSpec, open_actor
 from robotics.rewards import progress, success, success_once
 from robotics.rollouts import Episode, limits_of, run_episodes
 from robotics.tasks import RobotTask
@@ -283,7 +285,7 @@ def _run(
             yield _records(actor, batch, plan.max_env_steps, num_threads, directory)
         return
     pool = ProcessPoolExecutor(
-        num_workers, mp_context=multiprocessing.get_context("spawn"), initializer=_open_here,
+        num_workers, mp_context=_context(spec), initializer=_open_here,
         initargs=(spec, plan.max_env_steps, num_threads, directory),
     )  # fmt: skip
     try:
@@ -298,12 +300,19 @@ def _run(
         pool.shutdown(cancel_futures=True)
 
 
+def _context(spec: ActorSpec) -> multiprocessing.context.BaseContext:
+    """Processes that inherit nothing of this one (its threads, its OpenGL); where possible LeRobot is loaded once for all."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__ if spec.source == EXPERT else "robotics.evaluation_policy"])
+    return context
+
+
 _HERE: dict[str, Any] = {}  # of a worker process
 
 
 def _open_here(spec: ActorSpec, max_env_steps: int | None, num_threads: int, directory: Path) -> None:
-    import torch
-
     torch.set_num_threads(1)
     _HERE.update(spec=spec, settings=(max_env_steps, num_threads, directory))
 
