@@ -6,7 +6,9 @@ world that is here. Whether the files are whole is checked where they are read (
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import mujoco
@@ -14,7 +16,7 @@ import numpy as np
 from lerobot.utils.constants import ACTION, OBS_ENV_STATE, OBS_IMAGES, OBS_STATE
 from numpy.typing import NDArray
 
-from mmrl.errors import DataError
+from mmrl.errors import DataError, MissingExtra
 from robotics.assets import sim_asset
 from robotics.demonstration_files import RecordedFiles
 from robotics.demonstration_format import COMMAND, ENVIRONMENT_NAMES, EpisodeInfo, Provenance
@@ -23,8 +25,11 @@ from robotics.envs.physics import JOINTS, SLOTS, ArmPhysics
 from robotics.tasks import RobotTask
 from robotics.world import CONTROL_HZ, ArmWorld
 
+_log = logging.getLogger(__name__)
+_POSITIONS = 3 * (1 + len(SLOTS))  # entries of the scene's state before the yaws
 _REPLAYED = 20  # control steps that are replayed to see whether the world is the same
 _SAME = (0.1, 1e-3)  # robot units and metres: larger differences are another world, smaller ones another processor
+_LOOKS_SAME = 16.0  # of 255, mean difference of two pictures of a scene; drivers and video codecs stay far below
 _RADIANS = 3.3  # an arm joint in degrees passes this in every task
 _SLACK = 0.2  # share of a joint's range by which it may be beyond its limits
 
@@ -133,11 +138,14 @@ def check_cameras(files: RecordedFiles, cameras: Mapping[str, tuple[int, int]]) 
             )
 
 
-def check_world(files: RecordedFiles, provenance: Provenance) -> None:
-    """The first episode of each family, replayed here, goes as it was recorded.
+def check_world(files: RecordedFiles, provenance: Provenance, cameras: Mapping[str, tuple[int, int]]) -> None:
+    """The first episode of each family, replayed here, goes and looks as it was recorded.
 
-    The settled state of a layout, the arm's response and the meaning of every recorded number are checked at once.
+    The settled state of a layout, the arm's response, the meaning of every recorded number and the order of colours and rows
+    in its pictures are checked at once.
     """
+    if COMMAND not in files.columns:
+        raise DataError(f"{files.root} has no {COMMAND}, so meta/mmrl.json is not its own; record again, or remove that file.")
     firsts: dict[str, EpisodeInfo] = {}
     for episode in provenance.episodes:
         firsts.setdefault(episode.family, episode)
@@ -145,7 +153,7 @@ def check_world(files: RecordedFiles, provenance: Provenance) -> None:
     for family, episode in firsts.items():
         if family not in FAMILIES or episode.goal not in build_family(family).goals:
             raise DataError(f"{files.root} demonstrates {family} ({episode.goal}), which is not known here; {remedy}.")
-        difference = _first_difference(files, episode)
+        difference = _first_difference(files, episode, cameras)
         if difference:
             raise DataError(
                 f"{files.root}, episode {episode.index} ({family}), replayed here, {difference}. Made with MuJoCo "
@@ -153,26 +161,53 @@ def check_world(files: RecordedFiles, provenance: Provenance) -> None:
             )
 
 
-def _first_difference(files: RecordedFiles, episode: EpisodeInfo) -> str:
+def _first_difference(files: RecordedFiles, episode: EpisodeInfo, cameras: Mapping[str, tuple[int, int]]) -> str:
     """What differs first when an episode is replayed; nothing when it goes as recorded."""
     task = RobotTask(
         id=f"episode {episode.index}", family=episode.family, goal=episode.goal, instruction="", seed=episode.seed
     )  # fmt: skip
-    world, row = ArmWorld([task]), np.array([0])
-    start = files.starts[episode.index]
-    for step in range(min(_REPLAYED, episode.length)):
-        frame = start + step
-        here = world.observe(row)
-        pairs = [(JOINTS, "agent_pos", OBS_STATE, _SAME[0])]
-        if OBS_ENV_STATE in files.columns:
-            pairs.append((ENVIRONMENT_NAMES[: 3 * (1 + len(SLOTS))], "environment_state", OBS_ENV_STATE, _SAME[1]))
-        for names, ours, theirs, most in pairs:
-            now, then = here[ours][0, : len(names)], files.columns[theirs][frame, : len(names)]
-            wrong = np.flatnonzero(np.abs(now - then) > most)
-            if len(wrong):
-                entry = wrong[0]
-                return f"has {names[entry]} at {now[entry]:.3f} after {step} control steps, recorded {then[entry]:.3f}"
-        world.advance(files.columns[COMMAND][frame : frame + 1].astype(np.float64), row)
+    start, row = files.starts[episode.index], np.array([0])
+    with closing(ArmWorld([task])) as world:
+        for step in range(min(_REPLAYED, episode.length)):
+            frame = start + step
+            if difference := _other_numbers(files, frame, world.observe(row)):
+                return f"has {difference} (control step {step})"
+            if step == 0 and (difference := _other_pictures(files, frame, world, cameras)):
+                return difference
+            world.advance(files.columns[COMMAND][frame : frame + 1].astype(np.float64), row)
+    return ""
+
+
+def _other_numbers(files: RecordedFiles, frame: int, here: Mapping[str, NDArray]) -> str:
+    """The first entry of the recorded state that is not as it is ``here`` (``[1, ...]`` each)."""
+    pairs = [(JOINTS, here["agent_pos"], OBS_STATE, _SAME[0])]
+    if OBS_ENV_STATE in files.columns:
+        pairs.append((ENVIRONMENT_NAMES[:_POSITIONS], here["environment_state"], OBS_ENV_STATE, _SAME[1]))
+    for names, now, column, most in pairs:
+        then = files.columns[column][frame]
+        for entry, name in enumerate(names):
+            if abs(now[0, entry] - then[entry]) > most:
+                return f"{name} at {now[0, entry]:.3f} where {then[entry]:.3f} was recorded"
+    return ""
+
+
+def _other_pictures(files: RecordedFiles, frame: int, world: ArmWorld, cameras: Mapping[str, tuple[int, int]]) -> str:
+    """What differs between recorded pictures and those of ``world``; nothing where they agree, or nothing can be drawn."""
+    try:
+        drawn = world.draw(np.array([0]), cameras)
+    except MissingExtra as error:
+        _log.info("pictures of %s are not compared with the scene: %s", files.root, error)
+        return ""
+    for name, image in drawn.items():
+        here = image[0].astype(np.float64)
+        then = files.images(f"{OBS_IMAGES}.{name}").read([frame])[0]
+        changes = {"": then, "red and blue exchanged": then[..., ::-1], "its rows upside down": then[::-1]}
+        apart = {change: float(np.abs(here - picture).mean()) for change, picture in changes.items()}
+        likeliest = min(apart, key=apart.__getitem__)
+        if likeliest and apart[likeliest] < 0.5 * apart[""]:
+            return f"looks the same to {name} only with {likeliest}"
+        if apart[""] > _LOOKS_SAME:
+            return f"looks different to {name} (by {apart['']:.0f} of 255 on average)"
     return ""
 
 

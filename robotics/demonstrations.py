@@ -56,7 +56,7 @@ def open_demonstrations(
         if [info.length for info in infos] != files.lengths.tolist():
             raise DataError(f"{files.root}: meta/mmrl.json is of another recording than meta/episodes; record again.")
         if not allow_other_world:
-            checks.check_world(files, provenance)
+            checks.check_world(files, provenance, cameras)
     return DemonstrationSet(files, infos, successes_only=successes_only, cameras=cameras)
 
 

@@ -26,8 +26,8 @@ from robotics.world import ArmWorld
 
 _NOISE, _MISTAKE, _ERRS = 11, 12, 13  # streams of random numbers
 _DURATION = (10, 20)  # control steps of a mistake
-_START = (0.1, 0.6)  # when it starts, as a share of the episode without it
-_DRIFT = (0.10, 0.25)  # furthest it drifts, as a share of half of a joint's range
+_START = (0.1, 0.5)  # when it starts, as a share of the episode without it
+_DRIFT = (0.15, 0.30)  # furthest it drifts, as a share of half of a joint's range
 
 
 class Demonstrator:

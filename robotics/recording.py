@@ -129,6 +129,8 @@ def grade(demonstrations: Sequence[Demonstration]) -> list[int]:
     qualities = [1] * len(demonstrations)
     for family in {demonstration.task.family for demonstration in demonstrations}:
         places = [i for i, each in enumerate(demonstrations) if each.task.family == family and each.success]
+        if not places:
+            continue
         episodes = [demonstrations[i].episode for i in places]
         lengths = np.array([episode.num_steps for episode in episodes])
         roughness = np.array([_roughness(episode.commands) for episode in episodes])
@@ -256,4 +258,4 @@ def _roughness(commands: NDArray[np.float64]) -> float:
 def _shares_below(values: NDArray) -> NDArray[np.float64]:
     """For each value, the share of all values that are smaller; ties count half."""
     smaller = (values[:, None] > values).mean(axis=1)
-    return smaller + 0.5 * ((values[:, None] == values).mean(axis=1) - 1.0 / max(len(values), 1))
+    return smaller + 0.5 * ((values[:, None] == values).mean(axis=1) - 1.0 / len(values))
