@@ -168,6 +168,16 @@ def test_the_imitation_objective_is_lerobots_training_loss(policy, observation):
     assert (entropy == 0).all()
 
 
+def test_prompts_have_one_length_and_keep_their_words(adapter, observation):
+    short = observe(adapter, "go")
+    assert short[OBS_LANGUAGE_TOKENS].shape[1] == observation[OBS_LANGUAGE_TOKENS].shape[1]
+    longest = observe(adapter, "pick up the yellow block, put it in the bowl and then close the drawer of the cabinet")
+    assert 0 < int(short[OBS_LANGUAGE_ATTENTION_MASK].sum()) < int(longest[OBS_LANGUAGE_ATTENTION_MASK].sum())
+    tokenizer = next(step.input_tokenizer for step in adapter.preprocessor.steps if hasattr(step, "input_tokenizer"))
+    words = tokenizer.decode(longest[OBS_LANGUAGE_TOKENS][0], skip_special_tokens=True)
+    assert "yellow block" in words and "of the cabinet" in words
+
+
 def test_records_of_both_kinds_can_be_scored_together(policy, observation):
     view = as_chunk_policy(policy)
     decided = view.decide(observation, draws(view, 3)).record
@@ -315,7 +325,7 @@ def test_settings_reach_lerobots_config_with_its_types():
     [
         # SmolVLA's 450 M; pi0 and pi0.5 with PaliGemma (2.9 B), the expert and LeRobot's unused word heads.
         ("smolvla_reach", [], (450e6, 451e6), (99e6, 100e6)),
-        ("pi05_reach", ["policy.type=pi0"], (3.9e9, 4.2e9), (300e6, 330e6)),
+        pytest.param("pi05_reach", ["policy.type=pi0"], (3.9e9, 4.2e9), (300e6, 330e6), marks=pytest.mark.slow),
         ("pi05_reach", [], (3.9e9, 4.2e9), (420e6, 440e6)),
     ],
     ids=TYPES,
