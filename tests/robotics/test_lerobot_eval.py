@@ -13,7 +13,10 @@ from lerobot.configs import FeatureType, PreTrainedConfig
 from lerobot.envs import close_envs, env_to_policy_features, make_env, make_env_config, make_env_pre_post_processors
 from lerobot.policies import make_policy, make_pre_post_processors
 
+from mmrl.config import validate
 from mmrl.errors import ConfigError, DataError
+from robotics.adapter import build_adapter
+from robotics.config import RoboticsRunConfig
 from robotics.envs.families import build_family
 from robotics.lerobot_plugin import MmrlEnvConfig
 from robotics.tasks import RobotTask
@@ -111,6 +114,32 @@ def test_each_episode_takes_the_same_control_steps_as_ours(trained):
         for row, episode in enumerate(episodes):
             np.testing.assert_allclose(played["action"][row, : episode.num_steps], episode.commands, atol=2e-3)
     close_envs(vectors)
+
+
+@pytest.mark.parametrize("kind", ["flow_vla", "token_vla"])
+def test_a_policy_with_eyes_sees_and_does_the_same(kind):
+    from lerobot.scripts.lerobot_eval import rollout
+
+    tree = {
+        "name": "eyes",
+        "modality": "robotics",
+        "trainer": {"num_steps": 1},
+        "policy": {"name": kind, "chunk_size": 4, "cameras": ["scene", "wrist"], "image_size": 32},
+        "tasks": {"families": ["lift"]},
+        "rollout": {"max_env_steps": 6, "num_threads": 1},
+        "rewards": {"success": 1.0},
+        "algorithm": "grpo",
+    }
+    adapter = build_adapter(validate(tree, RoboticsRunConfig, "a test"))
+    policy = adapter.build_policy()
+    config = MmrlEnvConfig(task="lift", cameras="scene,wrist", image_size=32, max_episode_steps=6)
+    vectors = make_env(config, n_envs=2)
+    passive = make_env_pre_post_processors(env_cfg=config, policy_cfg=policy.config)
+    played = rollout(vectors["lift"][0], policy, *passive, adapter.preprocessor, adapter.postprocessor, [0, 1])
+    close_envs(vectors)
+    for row, episode in enumerate(our_episodes(adapter, policy, "lift", seeds=range(FIRST, FIRST + 2))):
+        np.testing.assert_allclose(played["action"][row], episode.commands, atol=2e-3)
+    assert np.ptp(played["action"].numpy(), axis=1).max() > 0.1  # it does something
 
 
 def test_words_perturbations_and_layouts_are_flags_that_reach_the_episodes():
