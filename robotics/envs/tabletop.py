@@ -131,7 +131,7 @@ class TwoStepFamily(TabletopFamily):
         return tuple(goal.split("+"))
 
     def instruction(self, goal: str, seed: int, *, held_out: bool = False) -> str:
-        rng = self._words(goal, seed)
-        first, second = (_phrase(part, IMPERATIVES[part.partition(":")[0]], rng) for part in self.conditions(goal))
+        conditions, rng = self.conditions(goal), self._words(goal, seed)
+        first, second = (_phrase(part, IMPERATIVES[part.partition(":")[0]], rng) for part in conditions)
         connections = CONNECTIONS.held_out if held_out else CONNECTIONS.seen
         return connections[rng.integers(len(connections))].format(first=first, second=second)

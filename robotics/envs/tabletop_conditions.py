@@ -26,8 +26,8 @@ STACK_OFFSET = 0.012
 """Horizontal distance between the centres of stacked blocks that still counts."""
 OPEN_SHARE, CLOSED_SHARE, PRESSED_SHARE = 0.8, 0.1, 0.7
 """Of the slide's range."""
-RELEASE_WORK = 0.02
-"""Metres that letting go counts for, as long as it is to be done."""
+GRIP_WORK = 0.02
+"""Metres that opening or closing the fingers counts for, as long as it is to be done."""
 
 _RESTING = 0.004  # metres above or below where a block rests
 _STACKED = 0.005
@@ -77,7 +77,7 @@ class Standing:
     met: NDArray[np.bool_]
     """``[n]``"""
     work: NDArray[np.float64]
-    """``[n]`` metres that things have to move, and what letting go counts for; 0 where the condition is met."""
+    """``[n]`` metres that things have to move, and what the fingers' own work counts for; 0 where the condition is met."""
     start: NDArray[np.float64]
     """``[n, 3]`` where the gripper has to be for that."""
     end: NDArray[np.float64]
@@ -93,7 +93,7 @@ def _carried(facts: Facts, color: str, destination: NDArray[np.float64], there: 
     """The block is let go at ``destination``; ``there`` says whether it is, ``slack`` how far from it is as good."""
     block = facts.slots[color]
     met = there & ~facts.holds(color)
-    work = np.maximum(np.linalg.norm(block - destination, axis=1) - slack, 0.0) + RELEASE_WORK
+    work = np.maximum(np.linalg.norm(block - destination, axis=1) - slack, 0.0) + GRIP_WORK
     return Standing(met=met, work=np.where(met, 0.0, work), start=block, end=destination)
 
 
@@ -127,7 +127,8 @@ def _lift(facts: Facts, color: str) -> Standing:
     block = facts.slots[color]
     rise = np.maximum(LIFT_HEIGHT - block[:, 2], 0.0)
     met = (block[:, 2] > LIFT_HEIGHT) & facts.holds(color)
-    return Standing(met=met, work=np.where(met, 0.0, rise), start=block, end=block + rise[:, None] * [0.0, 0.0, 1.0])
+    end = block + rise[:, None] * [0.0, 0.0, 1.0]
+    return Standing(met=met, work=np.where(met, 0.0, rise + GRIP_WORK), start=block, end=end)
 
 
 def _slid(facts: Facts, name: str, met: NDArray[np.bool_], to_go: NDArray[np.float64], axis: Sequence[float]) -> Standing:

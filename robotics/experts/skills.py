@@ -23,7 +23,7 @@ OPEN = 37.0
 """Opening to approach a block with, and to leave it."""
 FINGER_PLAY = 0.010
 """Metres that the hand moves until a finger takes the drawer's handle along."""
-
+_FIXED_FINGER, _MOVING_FINGER = -0.023, 0.031  # metres from a block along the fingers' opening, when the hand comes down
 _SQUEEZING = 25.1  # at most so wide when the fingers press on a block; they end up at about 24
 
 _TRAVEL = 0.085  # metres: the gripper passes above everything
@@ -129,7 +129,7 @@ def grasp(view: View, color: str) -> Waypoint:
     """Go above the block, align with its sides, go down around it, close the fingers."""
     block = view.slots[color]
     pan = math.degrees(math.atan2(block[1], block[0]))
-    roll = _roll_for(pan - view.yaws[color], view.roll)
+    roll = _roll_for(view, color, pan)
     along, across, up = view.in_hand(block)
     turned = abs(view.roll - view.pan - (roll - pan))
     if -0.008 < along < 0.014 and abs(across) < 0.008 and abs(up) < 0.009 and turned < 14.0:
@@ -207,10 +207,29 @@ def approach(
     )
 
 
-def _roll_for(roll: float, present: float) -> float:
-    """Of the rolls that look alike to a cube, one near 0, where the fingers close along the hand's way around the base.
+def _roll_for(view: View, color: str, pan: float) -> float:
+    """Of the rolls that look alike to a cube, one at which both fingers find room, near 0 (see `bring`).
 
-    Between two that are about as good, the one nearer to the ``present`` roll.
+    Between two that are about as good, the one nearer to the present roll.
     """
-    first = (roll + 45.0) % 90.0 - 45.0
-    return min((first - 90.0, first, first + 90.0), key=lambda angle: abs(angle) + 0.5 * abs(angle - present))
+    first = (pan - view.yaws[color] + 45.0) % 90.0 - 45.0
+
+    def cost(roll: float) -> float:
+        azimuth = math.radians(pan - roll)
+        opening = np.array([-math.sin(azimuth), math.cos(azimuth), 0.0])
+        hits = sum(_is_taken(view, color, view.slots[color] + offset * opening) for offset in (_FIXED_FINGER, _MOVING_FINGER))
+        return abs(roll) + 0.5 * abs(roll - view.roll) + 100.0 * hits
+
+    return min((first - 90.0, first, first + 90.0), key=cost)
+
+
+def _is_taken(view: View, color: str, point: NDArray[np.float64]) -> bool:
+    """A finger that comes down at ``point``, beside the block, would land on something."""
+    gaps = {name: float(np.hypot(*(point - where)[:2])) for name, where in view.slots.items()}
+    handle = view.slots["drawer"]
+    return (
+        any(gaps[other] < 0.024 and abs(view.slots[other][2] - point[2]) < 0.03 for other in view.yaws if other != color)
+        or 0.036 < gaps["bowl"] < 0.062
+        or gaps["button"] < 0.042
+        or (handle[0] - 0.012 < point[0] and abs(point[1] - handle[1]) < 0.06)
+    )
