@@ -43,7 +43,7 @@ _NEEDED = {
     NormalizationMode.QUANTILES: ("q01", "q99"),
     NormalizationMode.QUANTILE10: ("q10", "q90"),
 }
-_FLOOR = 0.01  # of the widest entry of the same feature
+_CONSTANT, _FLOOR = 1e-4, 1e-2  # of the widest entry of the same feature
 _log = logging.getLogger(__name__)
 
 
@@ -78,13 +78,13 @@ def policy_directory(path: Path) -> Path:
 
 
 def open_policy(
-    directory: Path, *, device: str = "cpu", on_notice: Callable[[str], None] = _log.warning
+    directory: Path, *, device: str = "cpu", floor: bool = True, on_notice: Callable[[str], None] = _log.warning
 ) -> tuple[PreTrainedPolicy, Pipeline, Pipeline]:
     """The policy of ``directory`` in eval mode, with its preprocessor and postprocessor; any type that LeRobot knows.
 
     Refused: a missing file (of statistics too), a missing, extra or differently shaped tensor, and a normalised feature without
-    statistics. LeRobot's own loader passes over these in silence. A feature that never changed in the data gets a floor under
-    its range (see `floor_statistics`), of which ``on_notice`` is told.
+    statistics. LeRobot's own loader passes over these in silence. With ``floor`` an entry that never changed in the data gets a
+    floor under its range (`floor_statistics`), of which ``on_notice`` is told.
     """
     _check_files(directory)
     try:
@@ -99,7 +99,7 @@ def open_policy(
     preprocessor, postprocessor = _load_processors(config, directory, device)
     _check_statistics(config, preprocessor, directory / "policy_preprocessor.json", NormalizerProcessorStep)
     _check_statistics(config, postprocessor, directory / "policy_postprocessor.json", UnnormalizerProcessorStep)
-    for notice in floor_statistics(preprocessor):
+    for notice in floor_statistics(preprocessor) if floor else ():
         on_notice(notice)
     return policy.to(device).eval(), preprocessor, postprocessor
 
@@ -116,7 +116,7 @@ def read_metadata(directory: Path) -> dict[str, Any]:
 
 
 def floor_statistics(preprocessor: Pipeline) -> list[str]:
-    """Widen ranges of observations that are (nearly) zero to 1 % of the feature's widest entry; one notice per feature.
+    """Widen ranges of observations that are practically zero to 1% of the feature's widest entry; one notice per feature.
 
     LeRobot divides by such a range, so that a live value a little off the constant would become a million. The lower end stays
     where it is: the constant itself still becomes what the policy was trained on.
@@ -130,15 +130,15 @@ def floor_statistics(preprocessor: Pipeline) -> list[str]:
                 continue
             low, high = _NEEDED[mode]
             width = stats[high] if mode == NormalizationMode.MEAN_STD else stats[high] - stats[low]
-            floor = max(_FLOOR * float(width.max()), 1e-3)
-            narrow = width < floor
+            widest = float(width.max()) or 1.0
+            floor, narrow = _FLOOR * widest, width < _CONSTANT * widest
             if narrow.any():
                 wide = torch.where(narrow, torch.full_like(width, floor), width)
                 stats[high] = wide if mode == NormalizationMode.MEAN_STD else stats[low] + wide
                 step.stats[key][high] = stats[high].cpu().numpy()
                 entries = ", ".join(str(i) for i in narrow.flatten().nonzero().flatten().tolist())
                 notices.append(
-                    f"{key}: entries {entries} hardly vary in the policy's statistics; range floored at {floor:.3g}."
+                    f"{key}: entries {entries} do not vary in the policy's statistics; their range is taken as {floor:.3g}."
                 )
     return notices
 

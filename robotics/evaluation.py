@@ -3,8 +3,8 @@
 An episode is decided by its number alone: episode ``i`` of a family has the layout of seed ``first_seed + i``, the goal that
 ``reset(seed=...)`` of the family's gymnasium environment draws, and its instruction. Nothing depends on how episodes are
 batched or shared among processes. Records go to ``episodes.jsonl`` as they are made, so an evaluation that was interrupted goes
-on where it stopped. `robotics.evaluation_summary` makes numbers of them. No LeRobot here: its import takes a process longer than
-a hundred episodes of an expert.
+on where it stopped. `robotics.evaluation_summary` makes numbers of them. No LeRobot here: its import takes longer
+than a hundred episodes of an expert.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from mmrl.checkpoint import policy_checksum
 from mmrl.errors import ConfigError
 from robotics.acting import PolicyDriver, Postprocess, Preprocess, Recorder, lerobot_names
 from robotics.assets import sim_asset
-from robotics.checkpoints import open_policy, policy_directory, read_metadata
+from robotics.checkpoints import floor_statistics, open_policy, policy_directory, read_metadata
 from robotics.envs.physics import ArmPhysics
 from robotics.evaluation_actors import ActorSpec, Driver
 from robotics.evaluation_checks import check_features, check_meaning, check_rate, training_range
@@ -44,13 +44,14 @@ class PolicyActor:
 
     def __init__(self, spec: ActorSpec, *, on_notice: Callable[[str], None]) -> None:
         directory = policy_directory(Path(spec.source))
-        policy, self.preprocessor, self.postprocessor = open_policy(directory, device=spec.device, on_notice=on_notice)
+        policy, self.preprocessor, self.postprocessor = open_policy(directory, device=spec.device, floor=False)
         self.config, metadata = policy.config, read_metadata(directory)
         self.label, self.device, self.checksum = _label(directory), spec.device, policy_checksum(policy)
         self.inputs = check_features(self.config, spec.renames)
         self.policy_hz = check_rate(self.config, metadata, resample=spec.resample)
         limits = ArmPhysics(sim_asset("reach/scene.xml")).joint_limits
-        for notice in check_meaning(self.config, metadata, self.preprocessor, self.postprocessor, limits):
+        notices = check_meaning(self.config, metadata, self.preprocessor, self.postprocessor, limits)
+        for notice in notices + floor_statistics(self.preprocessor):  # the ranges as they are must make sense
             on_notice(notice)
         self.own_horizon = self.config.n_action_steps
         self._choose_horizon(spec.execution_horizon)
@@ -61,8 +62,6 @@ class PolicyActor:
             for ours, shape in shapes.items()
             if ours.startswith(OBS_IMAGES)
         }
-        if not self.cameras and OBS_ENV_STATE not in shapes:
-            on_notice(f"{self.label}: reads the arm's joints only; it sees no object.")
         ranges = {
             _RAW_NAMES[ours]: training_range(self.preprocessor, NormalizerProcessorStep, name)
             for name, ours in self.inputs.items()

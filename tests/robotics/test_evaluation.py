@@ -9,9 +9,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from lerobot.configs import FeatureType, PolicyFeature
+from lerobot.policies.act.configuration_act import ACTConfig
 
 import robotics.envs  # noqa: F401  registers the environments
 from mmrl.errors import ConfigError, DataError
+from robotics.checkpoints import save_policy
 from robotics.envs.families import FAMILIES, build_family
 from robotics.envs.physics import BLOCKS
 from robotics.evaluation import (
@@ -28,6 +31,7 @@ from robotics.evaluation import (
 from robotics.evaluation_actors import ActorSpec, ExpertActor, open_actor
 from robotics.evaluation_policy import PolicyActor
 from robotics.experts import make_expert
+from robotics.policies.building import build_processors, new_policy
 from robotics.rollouts import Episode
 
 LIMITS = np.array([[-110.0, 110.0]] * 5 + [[0.0, 100.0]])
@@ -303,3 +307,31 @@ def test_scenes_are_measured_together_in_one_evaluation(tmp_path):
 def test_the_policys_actor_is_built_from_a_directory(actor):
     assert isinstance(actor, PolicyActor) and actor.label.endswith("0") and actor.execution_horizon == 4
     assert actor.describe()["type"] == "mmrl_gaussian_chunk" and len(actor.describe()["checksum"]) == 64
+
+
+@pytest.fixture(scope="module")
+def act_dir(tmp_path_factory):
+    """A LeRobot policy that is none of ours."""
+    config = ACTConfig(
+        device="cpu", chunk_size=6, n_action_steps=3, dim_model=16, n_heads=2, dim_feedforward=16, n_encoder_layers=1,
+        n_vae_encoder_layers=1, latent_dim=4, normalization_mapping=dict.fromkeys(("STATE", "ENV", "ACTION"), "MIN_MAX"),
+        input_features={
+            "observation.state": PolicyFeature(type=FeatureType.STATE, shape=(6,)),
+            "observation.environment_state": PolicyFeature(type=FeatureType.ENV, shape=(35,)),
+        },
+        output_features={"action": PolicyFeature(type=FeatureType.ACTION, shape=(6,))},
+    )  # fmt: skip
+    directory = tmp_path_factory.mktemp("act") / "policy"
+    save_policy(new_policy(config, seed=0), *build_processors(config, LIMITS), directory)
+    return directory
+
+
+@pytest.mark.parametrize("deterministic", [True, False])  # whether it may be asked for many rows at once
+def test_any_policy_of_lerobot_is_measured_alike_in_any_batch(act_dir, deterministic, monkeypatch):
+    monkeypatch.setattr("robotics.evaluation_policy._DETERMINISTIC", ("act",) if deterministic else ())
+    actor = open_actor(ActorSpec(source=str(act_dir), execution_horizon=5))
+    assert actor.execution_horizon == 5 and actor.describe()["n_action_steps"] == 3
+    attempts = plan(num_episodes=3, variants=("seen",)).attempts()
+    episodes, together = run_attempts(actor, attempts, max_env_steps=12)
+    alone = [run_attempts(actor, [attempt], max_env_steps=12)[1][0] for attempt in attempts]
+    assert alone == together and all(episode.executed.tolist() == [5, 5, 2] for episode in episodes)
