@@ -109,6 +109,7 @@ def test_two_processes_write_what_one_writes(who, policy_dir, tmp_path):
     assert (tmp_path / "two" / EPISODES).read_bytes() == (tmp_path / "one" / EPISODES).read_bytes()
 
 
+@pytest.mark.slow
 def test_an_experts_processes_need_not_load_lerobot():
     code = "import sys, robotics.evaluation; print('lerobot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
