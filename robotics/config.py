@@ -186,9 +186,9 @@ class RolloutSection(Section):
     num_envs: int = Field(256, gt=0)
     """Simulations held in memory at once; results do not depend on it."""
     media: bool = True
-    """Draw the first and last frame of episodes that are shown; needs OpenGL."""
-    image_size: int = Field(256, gt=0, le=640)
-    """Width and height of drawn frames, pixels."""
+    """Film episodes that are shown (first and last frame without a video encoder); needs OpenGL."""
+    image_size: int = Field(192, gt=0, le=640)
+    """Width and height of that film, pixels."""
 
 
 class RoboticsRunConfig(RunConfig):
