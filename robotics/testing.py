@@ -116,9 +116,11 @@ def _tells_success(make: Callable[[], gym.Env]) -> None:
     _, terminated, truncated, info = last
     _require(truncated and not terminated, "a goal that was reached and left again does not terminate")
     _require(info["success_once"] and not info["is_success"], "a goal that was left is success_once and not is_success")
-    env.unwrapped._max_episode_steps = 5 + hold
+    env.unwrapped._max_episode_steps = 5 + 2 * hold
     steps = _judged(env, [False, False] + [True] * (hold + 3))
     _require(len(steps) == 1 + hold, "the episode terminates once the goal has held for hold_steps")
+    interrupted = _judged(env, [False] + [True] * (hold - 1) + [False] + [True] * (hold + 3))
+    _require(len(interrupted) == 2 * hold, "a goal that was left has to hold for hold_steps again")
     _, terminated, truncated, info = steps[-1]
     _require(terminated and not truncated, "success is termination, not truncation")
     _require(info["is_success"] and info.get("stop_reason") == "success", "is_success is true at the end of a success")

@@ -112,14 +112,18 @@ class OneLayoutWithoutASeed(ArmEnv):
 
 
 class EndsAtOnce(ArmEnv):
-    def __init__(self):
-        super().__init__()
-        self.family.hold_steps = 1
-        self.hold_steps = 4
-
     def __setattr__(self, name, value):
         if name == "_held" and value == 1:
             value = 4
+        super().__setattr__(name, value)
+
+
+class AddsUp(ArmEnv):
+    """Counts steps in which the goal holds, in a row or not."""
+
+    def __setattr__(self, name, value):
+        if name == "_held" and value == 0 and getattr(self, "_steps", 0):
+            value = self._held
         super().__setattr__(name, value)
 
 
@@ -194,6 +198,7 @@ class Float64(ArmEnv):
         (OnceIsSuccess, "success_once and not is_success"),
         (SucceedsEarly, "is_success is false while the episode runs"),
         (EndsAtOnce, "does not terminate"),
+        (AddsUp, "has to hold for hold_steps again"),
         (NeverEnds, "a goal that was reached and left again does not terminate"),
         (TimeIsTermination, "does not terminate"),
         (TakesNonsense, "not finite truncates"),

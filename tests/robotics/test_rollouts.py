@@ -7,9 +7,9 @@ from robotics.envs.families import build_family
 from robotics.envs.perturbations import Push
 from robotics.experts import make_expert
 from robotics.rewards import success, success_once
-from robotics.rollouts import limits_of, run_episodes
+from robotics.rollouts import Limits, limits_of, run_episodes
 from robotics.tasks import FamilyTasks, RobotTask
-from robotics.world import ArmWorld
+from robotics.world import ArmWorld, Assessment
 
 
 def tasks_of(name="reach", num_layouts=2, goals=("red", "blue")):
@@ -113,6 +113,57 @@ def test_success_that_is_reached_and_left_again_is_not_success_at_the_end():
     (episode,) = run_episodes(world, touch_and_go, limits_of(tasks, execution_horizon=1))
     assert episode.stop_reason == "timeout" and episode.succeeded.any() and not episode.succeeded[-1]
     assert success(tasks[0], episode) == 0.0 and success_once(tasks[0], episode) == 1.0
+
+
+class Script:
+    """A world of two rows whose goals hold after the control steps that are listed, and that gives up when told."""
+
+    num_rows, command_size = 2, 1
+
+    def __init__(self, holds, ends=()):
+        self.holds, self.ends, self.step = holds, ends, np.zeros(2, int)
+
+    def observe(self, rows):
+        return {"agent_pos": np.zeros((len(rows), 1), np.float32)}
+
+    def advance(self, commands, rows):
+        self.step[rows] += 1
+        return np.ones(len(rows), bool)
+
+    def assess(self, rows):
+        success = np.array([self.step[row] in self.holds[row] for row in rows])
+        ended = np.array([self.step[row] in self.ends for row in rows])
+        return Assessment(np.full(len(rows), np.nan), success, self.step[rows].astype(float), ended)
+
+    def states(self):
+        return self.step[:, None].astype(float)
+
+
+def scripted(holds, *, hold_steps=3, ends=(), max_env_steps=10):
+    limits = Limits(
+        max_env_steps=np.full(2, max_env_steps), hold_steps=np.full(2, hold_steps), tolerance=np.ones(2), execution_horizon=4
+    )
+    return run_episodes(Script(holds, ends), lambda d, running, o: np.zeros((len(running), 4, 1)), limits)
+
+
+def test_success_must_hold_without_a_break():
+    unbroken, broken = scripted([(2, 3, 4, 5, 6), (2, 3, 5, 6, 7, 8)])
+    assert (unbroken.stop_reason, unbroken.num_steps) == ("success", 4)
+    assert (broken.stop_reason, broken.num_steps) == ("success", 7)
+    assert broken.step_rewards.tolist() == [1, 2, 3, 4, 5, 6, 7] and broken.executed.tolist() == [4, 3, 0]
+
+
+def test_a_world_that_gives_up_ends_the_episode_unless_it_has_just_succeeded():
+    gave_up, succeeded = scripted([(), (3,)], hold_steps=1, ends=(3,))
+    assert (gave_up.stop_reason, gave_up.num_steps, gave_up.sound) == ("terminated", 3, True)
+    assert (succeeded.stop_reason, succeeded.num_steps) == ("success", 3)
+
+
+def test_success_in_the_last_step_counts_at_the_end_though_it_was_not_held():
+    late, early = scripted([(10,), (9,)])
+    assert late.stop_reason == early.stop_reason == "timeout"
+    assert [success(None, episode) for episode in (late, early)] == [1.0, 0.0]
+    assert [success_once(None, episode) for episode in (late, early)] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", ["reach", "push"])
