@@ -72,8 +72,10 @@ class TransformerSection(SeesSection):
     """Transformer layers."""
     num_heads: int = Field(4, gt=0)
     """Attention heads."""
-    patch_size: int = Field(8, gt=1)
-    """Pixels of an image token's edge."""
+    patch_size: int = Field(4, gt=1)
+    """Pixels of an image patch's edge; a power of two."""
+    image_tokens: int = Field(32, gt=0)
+    """Tokens per camera: learned attention maps over its patches."""
 
 
 class FlowVLASection(TransformerSection):

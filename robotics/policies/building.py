@@ -21,7 +21,7 @@ from robotics.envs.observation import environment_bounds
 from robotics.policies.seam import ChunkPolicy
 
 Pipeline = PolicyProcessorPipeline[Any, Any]
-_SIZES = ("max_delta", "width", "depth", "num_heads", "patch_size")
+_SIZES = ("max_delta", "width", "depth", "num_heads", "patch_size", "image_tokens")
 
 
 def policy_config(section: AnyPolicySection, *, num_joints: int, execution_horizon: int) -> PreTrainedConfig:
