@@ -43,5 +43,5 @@ def from_bins(bins: Tensor, num_bins: int) -> Tensor:
 def sample_bins(log_probs: Tensor, uniform: Tensor) -> Tensor:
     """One bin per distribution ``[..., num_bins]``, by inverting its CDF at ``uniform`` ``[...]`` in [0, 1]."""
     cumulative = log_probs.double().exp().cumsum(dim=-1)
-    bins = torch.searchsorted(cumulative, uniform.double()[..., None] * cumulative[..., -1:], right=True).squeeze(-1)
+    bins = torch.searchsorted(cumulative, uniform.double()[..., None], right=True).squeeze(-1)
     return bins.clamp(max=log_probs.shape[-1] - 1)

@@ -1,7 +1,10 @@
 import pytest
 import torch
+from lerobot.utils.constants import OBS_ENV_STATE
+from torch import nn
 
-from robotics.policies.vla_layers import AdaptiveRmsNorm, Attention, block_mask
+from robotics.policies.vla_encoders import ImageTokens, SlotTokens
+from robotics.policies.vla_layers import AdaptiveRmsNorm, Attention, Layer, block_mask
 
 
 def rows(mask):
@@ -45,3 +48,42 @@ def test_cached_keys_give_what_one_pass_over_both_streams_gives():
     first, cached = attention(prefix, mask[:, :5, :5])
     second, _ = attention(suffix, mask[:, 5:], cached)
     torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
+
+
+def test_a_conditioned_layer_starts_as_the_identity():
+    layer, x = Layer(16, 2, 2, condition_width=3), torch.randn(2, 4, 16)
+    y, _ = layer(x, torch.ones(2, 4, 4, dtype=torch.bool), condition=torch.randn(2, 3))
+    assert torch.equal(y, x)
+
+
+def test_slot_tokens_see_places_offsets_from_the_gripper_and_turns():
+    encoder = SlotTokens(num_slots=3, num_yaws=2, width=8)
+    with torch.no_grad():
+        encoder.names.zero_()
+        encoder.place.weight.copy_(torch.eye(8)[:, :6])
+        encoder.place.bias.zero_()
+        encoder.turn.weight.copy_(torch.eye(8)[:, 6:])
+    gripper, objects = torch.tensor([0.1, 0.2, 0.3]), torch.arange(9.0) / 10
+    yaws = torch.tensor([1.0, 0.0, 0.0, -1.0])
+    tokens, present = encoder({OBS_ENV_STATE: torch.cat([gripper, objects, yaws])[None]})
+    offset = 4 * (objects[3:6] - gripper)
+    torch.testing.assert_close(tokens[0, 0], torch.cat([gripper, torch.zeros(5)]))
+    torch.testing.assert_close(tokens[0, 2], torch.cat([objects[3:6], offset, yaws[2:]]))
+    assert tokens[0, 3, 6:].tolist() == [0.0, 0.0]  # the third slot has no yaw
+    assert present.all()
+
+
+def test_image_tokens_tell_where_their_map_finds_something():
+    encoder = ImageTokens("image", (3, 16, 32), patch_size=4, num_tokens=1, width=2)
+    encoder.stem, encoder.look = nn.AvgPool2d(4), nn.Linear(3, 2)
+    encoder.maps = nn.Conv2d(3, 1, 1)
+    with torch.no_grad():
+        for parameter in (encoder.maps.bias, encoder.look.weight, encoder.look.bias, encoder.place.bias, encoder.names):
+            parameter.zero_()
+        encoder.maps.weight.copy_(torch.tensor([100.0, 0.0, 0.0])[None, :, None, None])  # looks for red
+        encoder.place.weight.copy_(torch.eye(2))
+    image = torch.zeros(1, 3, 16, 32)
+    image[:, 1] = 1.0
+    image[0, 0, 4:8, 28:32] = 1.0  # second of 4 rows, last of 8 columns
+    tokens, _ = encoder({"image": image})
+    torch.testing.assert_close(tokens[0, 0], 3 * torch.tensor([-1 / 3, 1.0]), atol=1e-4, rtol=0)

@@ -194,9 +194,13 @@ def test_flow_decisions_have_the_density_of_their_stochastic_step():
     torch.testing.assert_close(decision.density, expected.detach(), atol=1e-4, rtol=0)
     first, last = steps == 0, steps == 3
     torch.testing.assert_close(record["x"][first], noise[first, :24].reshape(-1, 4, 6))
-    torch.testing.assert_close(
-        decode_motions(observation[OBS_STATE][last], record["target"][last], 0.08), decision.chunk[last]
-    )  # the last step ends at the chunk
+    ends = decode_motions(observation[OBS_STATE], record["target"], 0.08)
+    torch.testing.assert_close(ends[last], decision.chunk[last])  # the last step ends at the chunk
+    x, prefix = record["target"][first], policy.backbone.read(rows(observation, first))
+    for time in (0.75, 0.5, 0.25):  # after a stochastic first step, the others are not
+        x = x - 0.25 * policy._velocity(prefix, x, torch.full((len(x),), time))
+    chunk = decode_motions(observation[OBS_STATE][first], x, 0.08)
+    torch.testing.assert_close(chunk.detach(), decision.chunk[first], atol=1e-5, rtol=0)
     _, entropy = policy.score(observation, record)
     torch.testing.assert_close(entropy, torch.distributions.Normal(0.0, std).entropy().sum(dim=2).mul(6).expand(-1, 4))
 
