@@ -26,8 +26,10 @@ class GaussianChunkSection(PolicySection):
     """Kind of policy."""
     max_delta: float = Field(0.08, gt=0, le=1)
     """Furthest that one command moves a joint, as a share of half its range."""
-    hidden_sizes: tuple[int, ...] = Field((128, 128), min_length=1)
-    """Widths of the network."""
+    width: int = Field(128, gt=0)
+    """Width of the network."""
+    num_blocks: int = Field(2, gt=0)
+    """Residual layers of the network."""
     word_dim: int = Field(16, gt=0)
     """Width of word and object embeddings."""
     num_readers: int = Field(2, gt=0)

@@ -39,7 +39,8 @@ def policy_config(section: AnyPolicySection, *, num_joints: int, execution_horiz
         return GaussianChunkConfig(
             **common,
             max_delta=section.max_delta,
-            hidden_sizes=list(section.hidden_sizes),
+            width=section.width,
+            num_blocks=section.num_blocks,
             word_dim=section.word_dim,
             num_readers=section.num_readers,
             vocabulary=list(vocabulary()),

@@ -24,8 +24,10 @@ class GaussianChunkConfig(PreTrainedConfig):
     """How many of them are executed before the next look."""
     max_delta: float = 0.08
     """Furthest that one action moves a joint, as a share of half its range."""
-    hidden_sizes: list[int] = field(default_factory=lambda: [128, 128])
-    """Widths of the trunk."""
+    width: int = 128
+    """Width of the trunk."""
+    num_blocks: int = 2
+    """Residual layers of the trunk."""
     word_dim: int = 16
     """Width of word and object embeddings."""
     num_readers: int = 2

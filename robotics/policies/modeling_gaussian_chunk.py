@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,6 +41,17 @@ def entropy(log_std: Tensor) -> Tensor:
     return (log_std + 0.5 * (1.0 + _LOG_2PI)).sum()
 
 
+class _Block(nn.Module):
+    """A residual layer; learns where to move far more exactly than a plain network of the same cost."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.silu(self.up(self.norm(x))))
+
+
 class GaussianChunkPolicy(PreTrainedPolicy):
     """See `robotics.policies.seam.ChunkPolicy`; batches come from the preprocessor: numbers in [-1, 1], words as ids."""
 
@@ -59,13 +69,12 @@ class GaussianChunkPolicy(PreTrainedPolicy):
         self.importance = nn.Linear(dim, readers, bias=False)
         self.query = nn.Linear(dim, dim)
         self.keys = nn.Parameter(torch.randn(len(SLOTS), dim))
-        widths = [self.num_joints + 3 + readers * (8 + dim), *config.hidden_sizes]
-        layers: list[nn.Module] = []
-        for width, next_width in pairwise(widths):
-            layers += [nn.Linear(width, next_width), nn.Tanh()]
-        self.trunk = nn.Sequential(*layers)
-        self.head = nn.Linear(widths[-1], config.chunk_size * self.num_joints)
-        nn.init.normal_(self.head.weight, std=0.01 / math.sqrt(widths[-1]))  # starts by holding still
+        width = config.width
+        blocks = [_Block(width) for _ in range(config.num_blocks)]
+        entries = self.num_joints + 3 + readers * (8 + dim)
+        self.trunk = nn.Sequential(nn.Linear(entries, width), *blocks, nn.LayerNorm(width))
+        self.head = nn.Linear(width, config.chunk_size * self.num_joints)
+        nn.init.normal_(self.head.weight, std=0.01 / math.sqrt(width))  # starts by holding still
         nn.init.zeros_(self.head.bias)
         self.log_std = nn.Parameter(torch.full((self.num_joints,), config.initial_log_std))
         self.reset()
