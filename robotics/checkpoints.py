@@ -35,7 +35,10 @@ ARM_METADATA: Mapping[str, Any] = {
     "units": {"joints": "degrees", "gripper": "0 closed to 100 open"},
 }
 _FILES = ("config.json", "model.safetensors", "policy_preprocessor.json", "policy_postprocessor.json")
-_FREE = {"device", "initial_log_std", "min_log_std", "max_log_std", "pretrained_path", "repo_id", "push_to_hub"}
+_FREE = {
+    "device", "initial_log_std", "min_log_std", "max_log_std", "shared_noise", "sde_noise", "temperature", "pretrained_path",
+    "repo_id", "push_to_hub",
+}  # fmt: skip
 """Config fields that may differ between the saved policy and the one that its weights are loaded into."""
 _NEEDED = {
     NormalizationMode.MIN_MAX: ("min", "max"),

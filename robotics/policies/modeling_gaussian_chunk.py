@@ -5,9 +5,10 @@ The instruction reaches the network as words in order: a convolution lets each w
 of ``observation.environment_state`` with learned keys. So which word means which object is learned, not handed over.
 
 A decision is a chunk ``u`` ``[H, A]`` of motions in units of ``max_delta``, Gaussian with a learned standard deviation per
-joint that does not depend on the observation; the density is that of ``u``. Joint positions are the observed position plus the
-running sum of the motions (`robotics.policies.motions`). Axes: ``B`` batch, ``H`` chunk, ``A`` joints, ``K`` slots, ``Q``
-readers, ``L`` words.
+joint that does not depend on the observation, and a share of noise that all motions of a chunk have in common, so that
+exploration tries other ways instead of trembling; the density is that of ``u``. Joint positions are the observed position
+plus the running sum of the motions (`robotics.policies.motions`). Axes: ``B`` batch, ``H`` chunk, ``A`` joints, ``K`` slots,
+``Q`` readers, ``L`` words.
 """
 
 from __future__ import annotations
@@ -31,14 +32,27 @@ _LOG_2PI = math.log(2.0 * math.pi)
 _OFFSET_GAIN = 4.0  # a normalised offset of 0.1 (three centimetres) should not be a small input
 
 
-def log_density(motions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Gaussian log-density ``[..., H]`` of motions ``[..., H, A]``, given their mean and log standard deviation ``[A]``."""
-    return (-0.5 * ((motions - mean) / log_std.exp()).square() - log_std - 0.5 * _LOG_2PI).sum(dim=-1)
+def noise_factor(chunk_size: int, shared_noise: float) -> Tensor:
+    """Cholesky factor ``[H, H]`` of the correlation of a chunk's motions: ``shared_noise`` off the diagonal, 1 on it."""
+    correlation = torch.full((chunk_size, chunk_size), shared_noise, dtype=torch.float64).fill_diagonal_(1.0)
+    return torch.linalg.cholesky(correlation)
 
 
-def entropy(log_std: Tensor) -> Tensor:
-    """Entropy of one motion in nats, scalar, given ``[A]``."""
-    return (log_std + 0.5 * (1.0 + _LOG_2PI)).sum()
+def log_density(motions: Tensor, mean: Tensor, log_std: Tensor, factor: Tensor) -> Tensor:
+    """Gaussian log-density ``[..., H]`` of each motion given those before it in the chunk, so that they add up to any prefix's.
+
+    Motions and their mean are ``[..., H, A]``, the log standard deviation is ``[A]``, ``factor`` that of `noise_factor`.
+    """
+    residual = (motions - mean) / log_std.exp()
+    white = torch.linalg.inv(factor).to(residual.dtype) @ residual
+    scale = log_std + factor.diagonal().log().to(residual.dtype)[:, None]  # [H, A]
+    return (-0.5 * white.square() - scale - 0.5 * _LOG_2PI).sum(dim=-1)
+
+
+def entropy(log_std: Tensor, factor: Tensor) -> Tensor:
+    """Entropy in nats of each motion given those before it, ``[H]``."""
+    scale = log_std + factor.diagonal().log().to(log_std.dtype)[:, None]
+    return (scale + 0.5 * (1.0 + _LOG_2PI)).sum(dim=-1)
 
 
 class _Block(nn.Module):
@@ -77,6 +91,7 @@ class GaussianChunkPolicy(PreTrainedPolicy):
         nn.init.normal_(self.head.weight, std=0.01 / math.sqrt(width))  # starts by holding still
         nn.init.zeros_(self.head.bias)
         self.log_std = nn.Parameter(torch.full((self.num_joints,), config.initial_log_std))
+        self.register_buffer("factor", noise_factor(config.chunk_size, config.shared_noise), persistent=False)
         self.reset()
 
     def distribution(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -110,14 +125,14 @@ class GaussianChunkPolicy(PreTrainedPolicy):
     @torch.no_grad()
     def decide(self, observation: Mapping[str, Tensor], noise: Tensor | None) -> Decision:
         mean, log_std = self.distribution(observation)
-        motions = mean if noise is None else mean + log_std.exp() * noise
+        motions = mean if noise is None else mean + log_std.exp() * (self.factor.to(noise.dtype) @ noise)
         chunk = decode_motions(observation[OBS_STATE], motions, self.config.max_delta)
-        return Decision(chunk=chunk, record={"motions": motions}, density=log_density(motions, mean, log_std))
+        return Decision(chunk=chunk, record={"motions": motions}, density=log_density(motions, mean, log_std, self.factor))
 
     def score(self, observation: Mapping[str, Tensor], record: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         mean, log_std = self.distribution(observation)
-        density = log_density(record["motions"], mean, log_std)
-        return density, entropy(log_std).expand_as(density)
+        density = log_density(record["motions"], mean, log_std, self.factor)
+        return density, entropy(log_std, self.factor).expand_as(density)
 
     def imitate(self, observation: Mapping[str, Tensor], chunk: Tensor, noise: Tensor) -> dict[str, Tensor]:
         return {"motions": encode_motions(observation[OBS_STATE], chunk, self.config.max_delta)}
@@ -133,7 +148,7 @@ class GaussianChunkPolicy(PreTrainedPolicy):
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Behaviour cloning: mean negative log-density per motion and joint of the recorded ``action`` ``[B, H, A]``."""
         motions = encode_motions(batch[OBS_STATE], batch[ACTION], self.config.max_delta)
-        loss = -log_density(motions, *self.distribution(batch)).mean() / self.num_joints
+        loss = -log_density(motions, *self.distribution(batch), self.factor).mean() / self.num_joints
         return loss, {"negative_log_density": loss.item()}
 
     @torch.no_grad()
