@@ -69,7 +69,7 @@ class RoboticsAdapter:
 
             prepare_policy(policy, self.config.policy)
         elif self.config.policy.init_from is not None:
-            self.load_policy(policy, self.config.policy.init_from)
+            self.load_policy(policy, checkpoints.policy_directory(self.config.policy.init_from))
         return policy
 
     def freeze_reference(self, policy: nn.Module) -> Callable[[], AbstractContextManager[nn.Module]]:

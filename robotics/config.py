@@ -16,7 +16,7 @@ class PolicySection(Section):
     chunk_size: int = Field(4, gt=0)
     """Commands that one look at the observation decides, H."""
     init_from: Path | None = None
-    """LeRobot policy directory whose weights the run starts from, for example a warm start's ``checkpoints/latest/policy``."""
+    """Where the run's first weights come from: a LeRobot policy directory, a checkpoint, or a run directory (its newest)."""
 
 
 class GaussianChunkSection(PolicySection):
