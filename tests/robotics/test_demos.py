@@ -81,8 +81,10 @@ def test_the_file_alone_replays_the_episode_bit_for_bit(written):
         np.testing.assert_array_equal(seen["agent_pos"][0], files.columns["observation.state"][frame])
         np.testing.assert_array_equal(seen["environment_state"][0], files.columns["observation.environment_state"][frame])
         world.advance(files.columns["command"][frame : frame + 1].astype(np.float64), row)
-    assert world.assess(row).success[0] and files.columns["next.success"][frame]
-    assert files.columns["next.reward"][frame] == np.float32(world.assess(row).reward[0])
+        now = world.assess(row)
+        assert files.columns["next.success"][frame] == now.success[0]
+        assert files.columns["next.reward"][frame] == np.float32(now.reward[0])
+    assert now.success[0]
 
 
 def test_pictures_are_what_the_cameras_see_before_each_command(written):
