@@ -224,3 +224,12 @@ def test_success_is_what_the_goal_says(name, goal, state, success):
 )
 def test_work_falls_as_the_task_advances(name, goal, further, nearer):
     assert stands(name, goal, **nearer)[0] < stands(name, goal, **further)[0] - 0.01
+
+
+def test_the_way_from_the_first_thing_to_the_second_counts_once():
+    # From the bowl's middle, where the block is let go, to the button's top; 2 cm are near enough, 0.7 x 1.2 cm are pressed.
+    way = np.linalg.norm(np.array([0.05, 0.17, 0.018]) - [0.0, -0.18, BUTTON_HEIGHT]) - 0.02 + 0.7 * BUTTON_RANGE
+    both, first = stands("two_step", "place:red+press")[0], stands("place", "red")[0]
+    np.testing.assert_allclose(both, first + way, atol=1e-6)
+    done = stands("two_step", "place:red+press", red=IN_BOWL)[0]
+    np.testing.assert_allclose(done, stands("press", "press", red=IN_BOWL)[0], atol=1e-9)
