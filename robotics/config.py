@@ -94,7 +94,7 @@ class FlowVLASection(TransformerSection):
 
 
 class TokenVLASection(TransformerSection):
-    """The same transformer with a discrete head: each motion is one of 256 bins."""
+    """The same transformer with a discrete head: each motion is one of 255 bins."""
 
     name: Literal["token_vla"] = "token_vla"
     """Kind of policy."""
