@@ -11,6 +11,7 @@ from robotics.envs.physics import ArmPhysics
 from robotics.experts import make_expert
 from robotics.experts.__main__ import measure, tasks_of
 from robotics.experts.kinematics import Sag, forward, inverse
+from robotics.experts.skills import View, grasp
 from robotics.rollouts import limits_of, run_episodes
 from robotics.world import ArmWorld
 
@@ -162,6 +163,19 @@ def test_a_command_with_the_sag_added_holds_the_pose():
             physics.advance(command, rows)
         errors.append(np.linalg.norm(physics.gripper_position()[0] - [0.2, 0.05, 0.03]))
     assert errors[1] < 3e-4 < errors[0]
+
+
+@pytest.mark.parametrize(("bowl", "roll"), [([0.17, 0.0, 0.004], 90.0), ([0.05, -0.17, 0.004], 0.0)])
+def test_a_cube_is_taken_by_the_sides_where_the_fingers_find_room(bowl, roll):
+    block = np.array([0.17, 0.072, 0.014])
+    pan = float(np.degrees(np.arctan2(block[1], block[0])))
+    far = np.array([-0.1, -0.3, 0.0])
+    slots = dict.fromkeys(("green", "blue", "yellow", "zone", "button"), far) | {"drawer": np.array([0.22, -0.2, 0.03])}
+    view = View(
+        gripper=block + [0.0, 0.0, 0.05], pan=pan, roll=0.0, opening=37.0, slots={"red": block, "bowl": np.array(bowl), **slots},
+        yaws={"red": pan, "green": 0.0, "blue": 0.0, "yellow": 0.0},
+    )  # fmt: skip
+    np.testing.assert_allclose(abs(grasp(view, "red").roll), roll, atol=1e-9)
 
 
 def test_measuring_prints_success_with_its_interval():
