@@ -154,6 +154,8 @@ def test_a_simulation_that_diverges_is_put_back_and_never_taken_for_a_new_episod
     np.testing.assert_array_equal(world.states()[1], before[1])
     np.testing.assert_array_equal(world.observe(both)["agent_pos"][1], seen[1])
     assert not np.array_equal(world.states()[0], before[0])
+    world.envs[1].unwrapped.data.xfrc_applied[:] = 0.0
+    assert world.advance(np.full((2, 6), 0.5), both).all()  # it can go on once the cause is gone
     world.close()
 
 
@@ -179,10 +181,23 @@ class Cloud(gym.Env):
         return {"a": 1, "b": np.tile(self.place, 2)}
 
 
-def test_any_registered_environment_will_do():
-    if "mmrl-test/Cloud-v0" not in gym.registry:
-        gym.register("mmrl-test/Cloud-v0", entry_point=Cloud, max_episode_steps=7)
-    tasks = tasks_of("gym:mmrl-test/Cloud-v0", (0, 1))
+@pytest.fixture
+def cloud():
+    gym.register("mmrl-test/Cloud-v0", entry_point=Cloud, max_episode_steps=7)
+    yield "gym:mmrl-test/Cloud-v0"
+    del gym.registry["mmrl-test/Cloud-v0"]
+
+
+def test_a_command_that_is_not_finite_never_reaches_the_environment(cloud):
+    world = GymWorld(tasks_of(cloud, (0, 1)))
+    before = world.observe(np.arange(2))["agent_pos"]
+    assert world.advance(np.array([[np.nan, 0.0], [0.5, np.inf]]), np.arange(2)).tolist() == [False, False]
+    assert world.advance(np.zeros((2, 2)), np.arange(2)).all()
+    np.testing.assert_array_equal(world.observe(np.arange(2))["agent_pos"], before)
+
+
+def test_any_registered_environment_will_do(cloud):
+    tasks = tasks_of(cloud, (0, 1))
     world = GymWorld(tasks)
     assert world.command_size == 2 and world.states().shape == (2, 0)
     seen = world.observe(np.array([1]))["agent_pos"]
