@@ -218,7 +218,7 @@ def _roll_for(view: View, color: str, pan: float) -> float:
         azimuth = math.radians(pan - roll)
         opening = np.array([-math.sin(azimuth), math.cos(azimuth), 0.0])
         hits = sum(_is_taken(view, color, view.slots[color] + offset * opening) for offset in (_FIXED_FINGER, _MOVING_FINGER))
-        return abs(roll) + 0.5 * abs(roll - view.roll) + 100.0 * hits
+        return abs(roll) + 0.5 * abs(roll - view.roll) + 300.0 * hits
 
     return min((first - 90.0, first, first + 90.0), key=cost)
 

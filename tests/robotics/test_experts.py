@@ -172,9 +172,13 @@ def test_a_cube_is_taken_by_the_sides_where_the_fingers_find_room(bowl, roll):
     far = np.array([-0.1, -0.3, 0.0])
     slots = dict.fromkeys(("green", "blue", "yellow", "zone", "button"), far) | {"drawer": np.array([0.22, -0.2, 0.03])}
     view = View(
-        gripper=block + [0.0, 0.0, 0.05], pan=pan, roll=0.0, opening=37.0, slots={"red": block, "bowl": np.array(bowl), **slots},
+        gripper=np.array([0.17, 0.072, 0.064]),
+        pan=pan,
+        roll=0.0,
+        opening=37.0,
+        slots={"red": block, "bowl": np.array(bowl), **slots},
         yaws={"red": pan, "green": 0.0, "blue": 0.0, "yellow": 0.0},
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(abs(grasp(view, "red").roll), roll, atol=1e-9)
 
 
