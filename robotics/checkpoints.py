@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from draccus.utils import DraccusException
 from lerobot.configs import FeatureType, NormalizationMode, PreTrainedConfig
 from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 from lerobot.policies.pretrained import PreTrainedPolicy
@@ -17,10 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-# these register our policy types and processor steps
-import robotics.policies.processor_flow_vla
-import robotics.policies.processor_gaussian_chunk
-import robotics.policies.processor_token_vla  # noqa: F401
+import robotics.policies  # noqa: F401  registers our policy types
 from mmrl.checkpoint import LATEST, MANIFEST, POLICY, checkpoint_directory, verify_checkpoint
 from mmrl.errors import CheckpointError, MMRLError
 from robotics.envs.physics import JOINTS
@@ -90,9 +90,9 @@ def open_policy(
     floor under its range (`floor_statistics`), of which ``on_notice`` is told.
     """
     _check_files(directory)
+    config = _read_config(directory)
+    config.device = device
     try:
-        config = PreTrainedConfig.from_pretrained(directory)
-        config.device = device
         policy = get_policy_class(config.type)(config)
     except MMRLError:
         raise
@@ -153,7 +153,7 @@ def load_policy(policy: PreTrainedPolicy, preprocessor: Pipeline, postprocessor:
     units, statistics) other than those given.
     """
     _check_files(directory)
-    _compare_configs(policy.config, PreTrainedConfig.from_pretrained(directory), directory / "config.json")
+    _compare_configs(policy.config, _read_config(directory), directory / "config.json")
     loaded = _load_processors(policy.config, directory, policy.config.device)
     for kind, own, other in zip(("preprocessor", "postprocessor"), (preprocessor, postprocessor), loaded):
         _compare_pipelines(own, other, directory / f"policy_{kind}.json")
@@ -177,7 +177,24 @@ def _check_files(directory: Path) -> None:
                 )
 
 
+def _read_config(directory: Path) -> PreTrainedConfig:
+    try:
+        return PreTrainedConfig.from_pretrained(directory)
+    except MMRLError:
+        raise
+    except (DraccusException, KeyError, TypeError, ValueError, OSError) as error:
+        raise CheckpointError(
+            f"{directory / 'config.json'}: cannot be read ({error}); it comes from another version, or from a policy that is "
+            "not installed here."
+        ) from error
+
+
 def _load_processors(config: PreTrainedConfig, directory: Path, device: str | None) -> tuple[Pipeline, Pipeline]:
+    registers = type(config).__module__.replace(
+        "configuration_", "processor_"
+    )  # the policy's own steps, by LeRobot's convention
+    if importlib.util.find_spec(registers) is not None:
+        importlib.import_module(registers)
     overrides = {}
     for kind in ("preprocessor", "postprocessor"):
         steps = json.loads((directory / f"policy_{kind}.json").read_text(encoding="utf-8"))["steps"]

@@ -201,7 +201,8 @@ def result_table(info: Mapping[str, Any], title: str) -> Table:
         table.add_column(name, justify="right")
     first = info["intervals"]["per_task"]
     for name, entry in first.items():
-        cells = [_percent(variant["per_task"][name]["success"]) for variant in variants.values()]
+        counted = len(variants) <= 2  # more do not fit beside each other
+        cells = [_percent(variant["per_task"][name]["success"], counted=counted) for variant in variants.values()]
         once = f"{100 * entry['success_once']['mean']:.0f}%"
         progress = "-" if entry["progress"]["mean"] is None else f"{entry['progress']['mean']:.2f}"
         reward = f"{info['per_group'][name]['avg_sum_reward']:.2f}"
@@ -264,6 +265,6 @@ def _mean(values: Sequence[float | None]) -> dict[str, Any]:
     return {"n": len(known), "mean": float(np.mean(known)) if known else None, "low": bounds[0], "high": bounds[1]}
 
 
-def _percent(entry: Mapping[str, Any]) -> str:
-    count = f"{entry['k']}/{entry['n']}  " if "k" in entry else ""
+def _percent(entry: Mapping[str, Any], *, counted: bool = True) -> str:
+    count = f"{entry['k']}/{entry['n']}  " if counted and "k" in entry else ""
     return f"{count}{100 * entry['mean']:.1f}% [{100 * entry['low']:.1f}, {100 * entry['high']:.1f}]"

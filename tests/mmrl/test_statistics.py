@@ -181,6 +181,12 @@ def test_paired_difference_is_newcombes_method_10_for_pairs():
     assert (difference, low, high) == pytest.approx((-0.2, -0.3404, -0.0569), abs=5e-5)
 
 
+def test_a_correlation_smaller_than_the_continuity_correction_counts_as_none():
+    # 5 * 4 - 4 * 4 = 4 is less than n / 2 = 8.5, so the pairs are taken as independent.
+    share = (9 / 17, *wilson_interval(9, 17))
+    assert paired_difference_interval(5, 4, 4, 4)[1:] == pytest.approx(difference_interval(share, share))
+
+
 def test_pairs_that_agree_make_the_interval_narrower_than_independent_measurements():
     paired = paired_difference_interval(60, 12, 3, 25)
     one, other = (72 / 100, *wilson_interval(72, 100)), (63 / 100, *wilson_interval(63, 100))

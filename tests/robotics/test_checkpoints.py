@@ -114,6 +114,9 @@ def test_an_unknown_policy_type_and_a_broken_pipeline_are_refused(directory):
     (directory / "config.json").write_text(json.dumps({**config, "type": "no_such_policy"}))
     with pytest.raises(CheckpointError, match="no_such_policy"):
         open_policy(directory)
+    (directory / "config.json").write_text(json.dumps({**config, "number_of_legs": 4}))
+    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read .*number_of_legs"):
+        open_policy(directory)
     (directory / "policy_preprocessor.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"policy_preprocessor\.json: not a list of processor steps"):
         open_policy(directory)

@@ -162,6 +162,7 @@ def test_every_batch_is_on_disk_before_the_next_one_runs(tmp_path):
             raise RuntimeError("power cut")
         return chunks
 
+    (tmp_path / EPISODES).write_text('{"key": "torn by an earlier power c')
     with pytest.raises(RuntimeError, match="power cut"):
         evaluate(EXPERT, plan(), tmp_path, actor=ScriptedActor(crash), num_envs=4, on_records=lambda *note: seen.append(note))
     assert [r["episode"] for r in read_records(tmp_path / EPISODES)] == list(range(8))
@@ -327,12 +328,29 @@ def act_dir(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("deterministic", [True, False])  # whether it may be asked for many rows at once
-def test_any_policy_of_lerobot_is_measured_alike_in_any_batch(act_dir, deterministic, monkeypatch):
-    monkeypatch.setattr("robotics.evaluation_policy._DETERMINISTIC", ("act",) if deterministic else ())
+def test_any_policy_of_lerobot_is_measured_alike_in_any_batch(act_dir):
     actor = open_actor(ActorSpec(source=str(act_dir), execution_horizon=5))
     assert actor.execution_horizon == 5 and actor.describe()["n_action_steps"] == 3
     attempts = plan(num_episodes=3, variants=("seen",)).attempts()
     episodes, together = run_attempts(actor, attempts, max_env_steps=12)
     alone = [run_attempts(actor, [attempt], max_env_steps=12)[1][0] for attempt in attempts]
     assert alone == together and all(episode.executed.tolist() == [5, 5, 2] for episode in episodes)
+
+
+def test_a_policy_that_draws_numbers_draws_them_from_its_episode_and_decision(act_dir, monkeypatch):
+    monkeypatch.setattr("robotics.evaluation_policy._DETERMINISTIC", ())
+    actor = open_actor(ActorSpec(source=str(act_dir), execution_horizon=1))
+    draws = []
+
+    def select_action(batch):
+        draws.append(torch.rand(1).item())
+        return torch.full((len(batch["observation.state"]), 6), draws[-1])
+
+    monkeypatch.setattr(actor.policy.policy, "select_action", select_action)
+    attempts = plan(num_episodes=3, variants=("seen",)).attempts()
+    torch.manual_seed(5)
+    _, together = run_attempts(actor, attempts, max_env_steps=4)
+    assert len(draws) == len(set(draws)) == 12
+    torch.manual_seed(6)
+    alone = [run_attempts(actor, [attempt], max_env_steps=4)[1][0] for attempt in reversed(attempts)]
+    assert alone[::-1] == together and set(draws[:12]) == set(draws[12:])
