@@ -140,7 +140,7 @@ def test_a_config_that_is_not_there_is_one_line(capsys, tmp_path):
     assert_refused(run(capsys, "train", tmp_path / "absent.yaml"), "absent.yaml: no such file")
     (tmp_path / "broken.yaml").write_text("trainer: [")
     assert_refused(run(capsys, "check", tmp_path / "broken.yaml"), "broken.yaml: not YAML")
-    assert_refused(run(capsys, "report", tmp_path), "holds neither config.yaml nor metrics.jsonl")
+    assert_refused(run(capsys, "report", tmp_path), "holds none of config.yaml, metrics.jsonl")
     assert_refused(run(capsys, "list", "grop"), "did you mean 'grpo'?")
 
 
