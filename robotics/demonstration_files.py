@@ -190,7 +190,7 @@ class _Videos:
             chunk, file, start = (row[number] for number in numbers)
             path = files.root / files.info["video_path"].format(video_key=self.column, chunk_index=chunk, file_index=file)
             its = [frame for frame, place in zip(frames, places) if place == episode]
-            times = [start + (frame - int(files.starts[episode])) / files.info["fps"] for frame in its]
+            times = [float(start + (frame - files.starts[episode]) / files.info["fps"]) for frame in its]
             decoded = decode_video_frames(path, times, 0.5 / files.info["fps"], "pyav", return_uint8=True)
             images |= dict(zip(its, decoded.permute(0, 2, 3, 1).numpy()))
         return [images[frame] for frame in frames]

@@ -4,8 +4,8 @@
 written down is the one the expert wanted. States off the expert's path are visited, each with the action that leads back, which
 is what cloning a policy needs to recover from its own small errors. The gripper is left alone, so nothing is dropped.
 
-A *mistake* is the demonstrator's own: for half a second or a second the commands drift off, smoothly, and come back, and the
-expert recovers. Such frames are marked; actions are what was done, so they are not for imitation without the mark.
+A *mistake* is the demonstrator's own: for a quarter of a second to a second the commands drift off, smoothly, and come back,
+and the expert recovers. Such frames are marked; actions are what was done, so they are not for imitation without the mark.
 
 Axes: ``N`` episodes, ``L`` control steps, ``A`` joints, the gripper last.
 """
@@ -25,9 +25,10 @@ from robotics.tasks import RobotTask
 from robotics.world import ArmWorld
 
 _NOISE, _MISTAKE, _ERRS = 11, 12, 13  # streams of random numbers
-_DURATION = (10, 20)  # control steps of a mistake
-_START = (0.1, 0.5)  # when it starts, as a share of the episode without it
-_DRIFT = (0.15, 0.30)  # furthest it drifts, as a share of half of a joint's range
+_DURATION = (0.15, 0.35)  # of a mistake, as a share of the episode without it
+_LEAST, _MOST = 5, 20  # and in control steps
+_START = (0.1, 0.4)  # when it starts, as a share of the episode without it
+_DRIFT = (0.05, 0.10)  # most that one command is off, as a share of half of a joint's range; the expert starts from there again
 
 
 class Demonstrator:
@@ -39,13 +40,13 @@ class Demonstrator:
         """``noise`` is a standard deviation as a share of half of each arm joint's range.
 
         Tasks (by id) in ``lengths`` get a mistake; it says how many control steps they take without. ``limits`` are those of
-        the tasks; an episode with a mistake gets the time of the mistake on top, twice.
+        the tasks; an episode with a mistake gets as much time again, to start over.
         """
         physics = world.physics
         self.expert = make_expert(physics, world.families, world.goals, chunk_size=1)
         self.low, self.high = physics.joint_limits.T
         half = (self.high - self.low) / 2
-        longest = int(limits.max_env_steps.max()) + 2 * _DURATION[1]
+        longest = int(limits.max_env_steps.max()) * (2 if lengths else 1)
         shape = (len(tasks), longest, world.command_size)
         self.noise, self.drift, self.mistaken = np.zeros(shape), np.zeros(shape), np.zeros(shape[:2], bool)
         extra = np.zeros(len(tasks), np.int64)
@@ -55,11 +56,11 @@ class Demonstrator:
             if task.id in lengths:
                 rng = _rng(task, _MISTAKE)
                 start = round(lengths[task.id] * rng.uniform(*_START))
-                duration = int(rng.integers(*_DURATION, endpoint=True))
+                duration = round(np.clip(lengths[task.id] * rng.uniform(*_DURATION), _LEAST, _MOST))
                 steps = slice(start, start + duration)
                 self.drift[row, steps] = _swing(duration)[:, None] * half * _direction(rng, len(half))
                 self.mistaken[row, steps] = True
-                extra[row] = 2 * duration
+                extra[row] = limits.max_env_steps[row]
         self.limits = replace(limits, max_env_steps=limits.max_env_steps + extra)
         self.actions, self.agent_pos = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.environment_state = np.zeros((*shape[:2], len(environment_bounds)), np.float32)
@@ -91,5 +92,5 @@ def _swing(duration: int) -> NDArray[np.float64]:
 def _direction(rng: np.random.Generator, num_joints: int) -> NDArray[np.float64]:
     """``[A]`` how far each joint drifts; in every other mistake the grip goes wrong as well."""
     arm = rng.uniform(-1.0, 1.0, num_joints - 1)
-    grip = rng.choice([-2.0, 2.0]) if rng.random() < 0.5 else 0.0
+    grip = rng.choice([-4.0, 4.0]) if rng.random() < 0.5 else 0.0
     return rng.uniform(*_DRIFT) * np.append(arm / np.abs(arm).max(), grip)

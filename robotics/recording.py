@@ -58,6 +58,11 @@ class Demonstration:
     def success(self) -> bool:
         return self.episode.stop_reason == "success"
 
+    @property
+    def shows_how(self) -> bool:
+        """It succeeded, and not in the middle of a mistake, which would show no recovery."""
+        return self.success and not self.mistaken[-1]
+
 
 def demonstration_task(tasks: FamilyTasks, number: int) -> RobotTask:
     """Task ``number`` to demonstrate: each has a layout of its own until all have been used, and goals take turns."""
@@ -99,7 +104,7 @@ def collect(
     tasks: FamilyTasks, count: int, *, keep_failures: bool, at_once: int,
     noise: float = 0.0, mistakes: float = 0.0, num_threads: int = 1,
 ) -> tuple[list[Demonstration], int]:  # fmt: skip
-    """``count`` demonstrations of a family and how many attempts they took; failures are dropped unless they are kept.
+    """``count`` demonstrations of a family and how many attempts they took; what does not show how is dropped unless kept.
 
     Raises `DataError` when the expert fails so often that ``3 * count`` attempts do not suffice.
     """
@@ -117,7 +122,7 @@ def collect(
             noise=noise, mistakes=mistakes, num_threads=num_threads,
         )  # fmt: skip
         tried += number
-        kept += [attempt for attempt in attempts if attempt.episode.sound and (keep_failures or attempt.success)]
+        kept += [attempt for attempt in attempts if attempt.episode.sound and (keep_failures or attempt.shows_how)]
     return kept, tried
 
 

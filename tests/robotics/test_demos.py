@@ -97,6 +97,15 @@ def test_pictures_are_what_the_cameras_see_before_each_command(written):
     world.close()
 
 
+def test_videos_are_nearly_the_pictures(written, tmp_path):
+    write_dataset(tmp_path / "video", record(2, noise=0.02), cameras=CAMERAS, video=True)
+    pictures, videos = (open_demonstrations(root, cameras=CAMERAS) for root in (written, tmp_path / "video"))
+    draws = [each.draw(each.tasks[:2], num_frames=5, chunk_size=1, seeds=[0, 1])[0] for each in (pictures, videos)]
+    np.testing.assert_array_equal(draws[0]["agent_pos"], draws[1]["agent_pos"])
+    differences = np.abs(draws[0]["pixels.scene"].astype(float) - draws[1]["pixels.scene"]).mean(axis=(2, 3, 4))
+    assert 0.0 < differences.max() < 6.0  # of 255
+
+
 def test_two_runs_write_the_same(written, tmp_path):
     write_dataset(tmp_path / "again", record(3, noise=0.02, at_once=2), cameras=CAMERAS, noise=0.02)
     data = "data/chunk-000/file-000.parquet"
@@ -128,16 +137,15 @@ def test_noise_moves_the_arm_and_leaves_the_action_as_the_expert_wanted_it(noisy
 def test_a_mistake_is_marked_drifts_off_and_is_recovered_from(noisy):
     erring = [each for each in noisy if each.mistaken.any()]
     assert 2 <= len(erring) <= 10  # of 12, at a share of one half
-    plain = {each.task.id: each for each in record(12, noise=0.03)}
+    plain = {each.task.id: each for each in record(16, noise=0.03)}
     for each in erring:
         marked = np.flatnonzero(each.mistaken)
         assert (np.diff(marked) == 1).all() and 1 <= len(marked) <= 20
         start, before = marked[0], plain[each.task.id]
         np.testing.assert_array_equal(each.actions[:start], before.actions[:start])
         assert np.abs(each.actions[start] - before.actions[start]).max() > 0.1
-        assert each.success
-    assert sum(not each.mistaken[-1] for each in erring) > len(erring) / 2
-    assert np.mean([each.episode.num_steps - plain[each.task.id].episode.num_steps for each in erring]) > 3
+        assert each.success and not each.mistaken[-1]
+    assert np.mean([each.episode.num_steps - plain[each.task.id].episode.num_steps for each in erring]) > 1
 
 
 def test_quality_is_the_fifth_among_the_familys_successes():
