@@ -123,6 +123,39 @@ def test_goals_can_be_restricted_and_unknown_ones_are_refused(make_adapter):
         make_adapter("tasks.goals.push=[red]")
 
 
+def test_training_in_a_wrapped_world_is_refused_with_what_there_is(make_adapter):
+    with pytest.raises(ConfigError, match=r"tasks.families names gym:Hopper-v5: .* not trained yet; .*GymWorld"):
+        make_adapter("tasks.families=[gym:Hopper-v5]")
+
+
+def test_rows_of_two_scenes_come_back_in_the_order_of_their_tasks(make_adapter):
+    adapter = make_adapter("tasks.families=[reach,press,lift]", "rollout.max_env_steps=8", "rollout.num_envs=4")
+    policy, tasks = adapter.build_policy(), first(adapter, 7)
+    seeds = torch.arange(14)
+    batch = adapter.rollout(policy, tasks, group_size=2, seeds=seeds)
+    assert [task.id for task in batch.tasks] == [task.id for task in tasks for _ in range(2)]
+    assert torch.equal(batch.seeds, seeds) and torch.equal(batch.group_ids, torch.arange(7).repeat_interleave(2))
+    alone = adapter.rollout(policy, tasks[1:2], group_size=2, seeds=seeds[2:4])
+    assert_equal_rows(batch.select(torch.tensor([2, 3])), alone)
+    forward = adapter.forward(policy, batch)
+    torch.testing.assert_close(forward.log_probs[batch.loss_mask], batch.old_log_probs[batch.loss_mask], atol=1e-4, rtol=0)
+
+
+def test_decisions_may_be_commands_and_their_log_probabilities_add_up_to_those_of_chunks(make_adapter):
+    chunks, commands = (
+        make_adapter("rollout.max_env_steps=10"),
+        make_adapter("rollout.max_env_steps=10", "rollout.decisions=action"),
+    )
+    policy = chunks.build_policy()
+    by_chunk, by_command = rollout(chunks, policy), rollout(commands, policy)
+    assert chunks.max_decisions == 3 and commands.max_decisions == 12
+    assert by_command.num_decisions.tolist() == [episode.num_steps for episode in by_command.outcomes]
+    torch.testing.assert_close(by_command.old_log_probs.sum(dim=1), by_chunk.old_log_probs.sum(dim=1))
+    scored = commands.forward(policy, by_command, frozenset({"entropy"}))
+    torch.testing.assert_close(scored.log_probs, by_command.old_log_probs, atol=1e-5, rtol=0)
+    assert scored.entropy.shape == scored.log_probs.shape
+
+
 def test_a_policy_that_outputs_nan_ends_those_episodes_without_any_decision(adapter):
     policy = adapter.build_policy()
     with torch.no_grad():
