@@ -49,8 +49,8 @@ class RoboticsAdapter:
         others = [name for name in config.tasks.families if ":" in name]
         if others:
             raise ConfigError(
-                f"tasks.families names {', '.join(others)}: policies for other people's worlds are not trained yet; run episodes "
-                "in them with robotics.envs.wrapped.GymWorld and robotics.rollouts.run_episodes."
+                f"tasks.families names {', '.join(others)}: policies for other people's worlds are not trained yet; run "
+                "episodes in them with robotics.envs.wrapped.GymWorld and robotics.rollouts.run_episodes."
             )
         self.families = [build_family(name) for name in config.tasks.families]
         unknown = sorted(set(config.tasks.goals) - set(config.tasks.families))
