@@ -166,15 +166,15 @@ class Session:
 
 
 def default_directory(spec: ActorSpec, plan: Plan) -> Path:
-    """``rollouts/`` in the run that the policy belongs to, where its report looks; in the working directory otherwise."""
+    """``rollouts/`` in the run that the policy belongs to, where its report looks; in ``runs/rollouts/`` otherwise."""
     name = "-".join(plan.families)
     if spec.source == EXPERT:
-        return Path("rollouts") / f"{EXPERT}-{name}"
+        return Path("runs") / "rollouts" / f"{EXPERT}-{name}"
     directory = policy_directory(Path(spec.source))
     step = directory.parent if directory.name in ("policy", "pretrained_model") else directory
     if step.parent.name == "checkpoints":
         return step.parent.parent / "rollouts" / f"{step.name}-{name}"
-    return Path("rollouts") / f"{step.name}-{name}"
+    return Path("runs") / "rollouts" / f"{step.name}-{name}"
 
 
 def prepare_directory(directory: Path, protocol: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:

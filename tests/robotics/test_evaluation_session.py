@@ -187,8 +187,8 @@ def test_where_results_go_when_nobody_says(policy_run, tmp_path):
     for source in (policy_run, policy_run / "checkpoints" / "latest", policy_run / "checkpoints" / "step_000003" / "policy"):
         assert default_directory(ActorSpec(source=str(source)), plan) == policy_run / "rollouts" / "step_000003-reach-lift"
     exported = shutil.copytree(policy_run / "checkpoints" / "step_000003" / "policy", tmp_path / "mine")
-    assert default_directory(ActorSpec(source=str(exported)), plan).as_posix() == "rollouts/mine-reach-lift"
-    assert default_directory(ActorSpec(source="expert"), plan).as_posix() == "rollouts/expert-reach-lift"
+    assert default_directory(ActorSpec(source=str(exported)), plan).as_posix() == "runs/rollouts/mine-reach-lift"
+    assert default_directory(ActorSpec(source="expert"), plan).as_posix() == "runs/rollouts/expert-reach-lift"
 
 
 def test_sweeps_are_read_from_ranges_and_lists():
