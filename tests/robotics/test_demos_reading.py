@@ -234,9 +234,11 @@ def test_success_has_to_be_known_or_not_asked_for(tmp_path):
         assert not demonstrations.episode(task).succeeded.any()
 
 
-def test_a_policy_that_reads_the_scene_is_not_given_a_dataset_without_it(tmp_path):
+def test_a_policy_that_reads_the_scene_is_not_given_a_dataset_without_it(tmp_path, make_adapter):
     record_elsewhere(tmp_path / "arm")
     assert "the policy reads observation.environment_state (35 numbers" in refusal(tmp_path / "arm")
+    with pytest.raises(DataError, match="the dataset lacks it"):
+        make_adapter("algorithm=sft", f"demonstrations.path={tmp_path / 'arm'}")
 
 
 # Refusals
