@@ -10,10 +10,22 @@ from lerobot.utils.constants import OBS_IMAGES
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mmrl.errors import AdapterError
+
 
 def pack(name: str, value: Tensor) -> Tensor:
-    """An observation as it is kept: images, floats in [0, 1] made of bytes, as the bytes they were."""
-    return (value * 255.0).round().to(torch.uint8) if name.startswith(OBS_IMAGES) else value
+    """An observation as it is kept: images, floats in [0, 1] made of bytes, as the bytes they were.
+
+    Raises `AdapterError` for images that a preprocessor normalised: bytes would not hold them.
+    """
+    if not name.startswith(OBS_IMAGES):
+        return value
+    if value.numel() and not 0.0 <= float(value.min()) <= float(value.max()) <= 1.0:
+        raise AdapterError(
+            f"{name}: the preprocessor gives values from {float(value.min()):.3g} to {float(value.max()):.3g}; expected [0, 1]. "
+            "Leave images as they are there (normalization_mapping VISUAL: IDENTITY) and normalise them in the policy."
+        )
+    return (value * 255.0).round().to(torch.uint8)
 
 
 def unpack(name: str, value: Tensor) -> Tensor:
