@@ -22,8 +22,8 @@ def pack(name: str, value: Tensor) -> Tensor:
         return value
     if value.numel() and not 0.0 <= float(value.min()) <= float(value.max()) <= 1.0:
         raise AdapterError(
-            f"{name}: the preprocessor gives values from {float(value.min()):.3g} to {float(value.max()):.3g}; expected [0, 1]. "
-            "Leave images as they are there (normalization_mapping VISUAL: IDENTITY) and normalise them in the policy."
+            f"{name}: the preprocessor gives values from {float(value.min()):.3g} to {float(value.max()):.3g}; expected "
+            "[0, 1]. Leave images as they are there (normalization_mapping VISUAL: IDENTITY) and normalise them in the policy."
         )
     return (value * 255.0).round().to(torch.uint8)
 
