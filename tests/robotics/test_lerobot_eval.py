@@ -34,7 +34,7 @@ def trained(make_adapter, tmp_path_factory):
     policy, source = adapter.build_policy(), adapter.task_source("train")
     batch = adapter.demonstrate(policy, [source[i] for i in range(256)], seeds=torch.arange(256))
     observations, records, _ = batch.inputs.decisions(torch.device("cpu"))
-    optimizer = torch.optim.Adam(policy.parameters(), lr=8e-3)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 400)
     generator = torch.Generator().manual_seed(0)
     for _ in range(400):
