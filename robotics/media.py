@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from mmrl.errors import DataError, MissingExtra
 from mmrl.heat_map import heat_map_svg
 from robotics.episodes import replay
-from robotics.rewards import success
 from robotics.rollouts import Episode
 from robotics.tasks import RobotTask
 from robotics.world import CONTROL_HZ, ArmWorld
@@ -139,14 +138,6 @@ def write_heat_map(sweep: Mapping[str, Any], path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(heat_map_svg(sweep), encoding="utf-8")
     return path
-
-
-def select_shown(tasks: Sequence[RobotTask], episodes: Sequence[Episode]) -> list[int]:
-    """Indices of the first success and the first failure of every domain, in order: what a person looks at first."""
-    first: dict[tuple[str, bool], int] = {}
-    for index, (task, episode) in enumerate(zip(tasks, episodes, strict=True)):
-        first.setdefault((task.domain, success(task, episode) > 0), index)
-    return sorted(first.values())
 
 
 def _encodes(name: str) -> bool:

@@ -32,9 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; the exit code."""
     import statistics
+    import sys
     import time
 
     import datasets
+    from rich.progress import Progress
 
     from mmrl.config import apply_overrides, read_config, validate
     from mmrl.errors import DataError
@@ -78,10 +80,14 @@ def run(arguments: argparse.Namespace) -> int:
             flush=True,
         )
     datasets.disable_progress_bars()
+    print(f"writing {len(demonstrations)} episodes; a few milliseconds for every frame", flush=True)
     start = time.perf_counter()
-    infos = write_dataset(
-        output, demonstrations, cameras=cameras, video=arguments.video, noise=arguments.noise, mistakes=arguments.mistakes
-    )  # fmt: skip
+    with Progress(disable=not sys.stdout.isatty()) as progress:
+        bar = progress.add_task("writing episodes", total=len(demonstrations))
+        infos = write_dataset(
+            output, demonstrations, cameras=cameras, video=arguments.video, noise=arguments.noise, mistakes=arguments.mistakes,
+            report=lambda count: progress.update(bar, completed=count),
+        )  # fmt: skip
     frames = sum(info.length for info in infos)
     size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     print(

@@ -15,7 +15,14 @@ from lerobot.utils.constants import ACTION, OBS_ENV_STATE, OBS_IMAGES, OBS_STATE
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robotics.config import AnyPolicySection, FlowVLASection, GaussianChunkSection, LeRobotPolicySection, TokenVLASection
+from robotics.config import (
+    AnyPolicySection,
+    FlowVLASection,
+    GaussianChunkSection,
+    LeRobotPolicySection,
+    SeesSection,
+    TokenVLASection,
+)
 from robotics.envs.instructions import vocabulary
 from robotics.envs.observation import environment_bounds
 from robotics.policies.seam import ChunkPolicy
@@ -67,9 +74,10 @@ def policy_config(section: AnyPolicySection, *, num_joints: int, execution_horiz
 def input_features(section: AnyPolicySection, num_joints: int) -> dict[str, PolicyFeature]:
     """What a policy of this section reads besides the instruction."""
     features = {OBS_STATE: PolicyFeature(type=FeatureType.STATE, shape=(num_joints,))}
-    if getattr(section, "environment_state", True):
+    sees = isinstance(section, SeesSection)
+    if not sees or section.environment_state:
         features[OBS_ENV_STATE] = PolicyFeature(type=FeatureType.ENV, shape=(len(environment_bounds),))
-    for camera in getattr(section, "cameras", ()):
+    for camera in section.cameras if sees else ():
         shape = (3, section.image_size, section.image_size)
         features[f"{OBS_IMAGES}.{camera}"] = PolicyFeature(type=FeatureType.VISUAL, shape=shape)
     return features

@@ -20,11 +20,11 @@ from lerobot.utils.constants import OBS_STATE
 from torch import Tensor, nn
 
 from robotics.policies import flow
+from robotics.policies.chunked import ActsInChunks
 from robotics.policies.configuration_flow_vla import POLICY_TYPE, FlowVlaConfig
 from robotics.policies.motions import decode_motions, encode_motions
 from robotics.policies.seam import Decision, Observation
 from robotics.policies.vla_backbone import Prefix, VlaBackbone
-from robotics.policies.vla_policy import ActsInChunks
 
 
 class FlowVlaPolicy(ActsInChunks, PreTrainedPolicy):

@@ -14,16 +14,16 @@ plus the running sum of the motions (`robotics.policies.motions`). Axes: ``B`` b
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from lerobot.policies.pretrained import PreTrainedPolicy
-from lerobot.utils.constants import ACTION, OBS_ENV_STATE, OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
+from lerobot.utils.constants import OBS_ENV_STATE, OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
 from torch import Tensor, nn
 
 from robotics.envs.observation import SLOTS
+from robotics.policies.chunked import ActsInChunks
 from robotics.policies.configuration_gaussian_chunk import POLICY_TYPE, GaussianChunkConfig
 from robotics.policies.motions import decode_motions, encode_motions
 from robotics.policies.seam import Decision
@@ -66,7 +66,7 @@ class _Block(nn.Module):
         return x + self.down(nn.functional.silu(self.up(self.norm(x))))
 
 
-class GaussianChunkPolicy(PreTrainedPolicy):
+class GaussianChunkPolicy(ActsInChunks, PreTrainedPolicy):
     """See `robotics.policies.seam.ChunkPolicy`; batches come from the preprocessor: numbers in [-1, 1], words as ids."""
 
     config_class = GaussianChunkConfig
@@ -137,31 +137,3 @@ class GaussianChunkPolicy(PreTrainedPolicy):
 
     def imitate(self, observation: Mapping[str, Tensor], chunk: Tensor, noise: Tensor) -> dict[str, Tensor]:
         return {"motions": encode_motions(observation[OBS_STATE], chunk, self.config.max_delta)}
-
-    # What LeRobot asks
-
-    def reset(self) -> None:
-        self._queue: deque[Tensor] = deque()
-
-    def get_optim_params(self) -> list[nn.Parameter]:
-        return list(self.parameters())
-
-    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
-        """Behaviour cloning: mean negative log-density per motion and joint of the recorded ``action`` ``[B, H, A]``."""
-        motions = encode_motions(batch[OBS_STATE], batch[ACTION], self.config.max_delta)
-        loss = -log_density(motions, *self.distribution(batch), self.factor).mean() / self.num_joints
-        return loss, {"negative_log_density": loss.item()}
-
-    @torch.no_grad()
-    def predict_action_chunk(self, batch: dict[str, Tensor], **_: Any) -> Tensor:
-        """The most likely chunk, as normalised joint positions ``[B, H, A]``."""
-        mean, _ = self.distribution(batch)
-        return decode_motions(batch[OBS_STATE], mean, self.config.max_delta)
-
-    @torch.no_grad()
-    def select_action(self, batch: dict[str, Tensor], **_: Any) -> Tensor:
-        """The next normalised joint positions ``[B, A]``; looks at the observation once per ``n_action_steps`` calls."""
-        if not self._queue:
-            chunk = self.predict_action_chunk(batch)
-            self._queue.extend(chunk[:, : self.config.n_action_steps].unbind(dim=1))
-        return self._queue.popleft()

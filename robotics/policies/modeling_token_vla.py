@@ -17,12 +17,12 @@ from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.constants import OBS_STATE
 from torch import Tensor, nn
 
+from robotics.policies.chunked import ActsInChunks
 from robotics.policies.configuration_token_vla import POLICY_TYPE, TokenVlaConfig
 from robotics.policies.flow import normal_to_uniform, per_row
 from robotics.policies.motions import decode_motions, encode_motions, from_bins, sample_bins, to_bins
 from robotics.policies.seam import Decision, Observation
 from robotics.policies.vla_backbone import VlaBackbone
-from robotics.policies.vla_policy import ActsInChunks
 
 
 def token_log_probs(logits: Tensor, temperature: Tensor) -> Tensor:

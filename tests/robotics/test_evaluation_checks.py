@@ -175,7 +175,7 @@ def test_statistics_of_real_data_in_degrees_pass_also_with_a_gripper_that_stays_
         [[-40.0, 35.0], [-60.0, 20.0], [5.0, 60.0], [-10.0, 70.0], [-3.0, 2.0], [0.0, 0.3]],
     )
     (directory / METADATA).unlink()
-    opened(directory)
+    assert opened(directory).config.type == "mmrl_gaussian_chunk"
 
 
 def test_the_gripper_opens_at_100_and_closes_at_0_in_every_scene():

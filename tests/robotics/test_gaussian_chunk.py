@@ -143,7 +143,7 @@ def test_behaviour_cloning_lowers_its_loss(adapter):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(numbers["negative_log_density"])
+        losses.append(numbers["imitation_loss"])
     assert losses[-1] < losses[0] - 0.5
     torch.testing.assert_close(policy.predict_action_chunk(batch), batch[ACTION], atol=0.02, rtol=0)
 

@@ -193,12 +193,6 @@ def test_what_is_not_frames_is_refused(frames):
         media.write_video(None, frames, 10.0)
 
 
-def test_shown_are_the_first_success_and_the_first_failure_of_each_domain(filmed):
-    tasks, (good, bad) = filmed
-    other = dataclasses.replace(tasks[0], domain="other")
-    assert media.select_shown([tasks[0]] * 4 + [other] * 2, [bad, bad, good, good, good, good]) == [0, 2, 4]
-
-
 # --- in a run ---
 
 

@@ -1,4 +1,4 @@
-"""What the vision-language-action policies share of LeRobot's interface, on top of `ChunkPolicy`."""
+"""What our policies share of LeRobot's interface, on top of `robotics.policies.seam.ChunkPolicy`."""
 
 from __future__ import annotations
 
