@@ -3,6 +3,9 @@
 A term is a plain function ``term(task, outcome) -> number | bool | None``; None or NaN says that it does not apply to this
 rollout. A term that compares the rollouts of a group is marked with `group_term` and maps ``(task, outcomes)`` to one number
 per rollout. A term that raises, or returns anything else, stops the run: an error never becomes a zero.
+
+An adapter's term may also be an object with more to say (`judged_term`): how many groups it takes at once, which train step has
+begun, what to log, and, as a `Judged`, why a group got its numbers.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -41,6 +45,44 @@ def group_term(function: Callable[[Any, Sequence[Any]], Sequence[Any]]) -> Calla
     return function
 
 
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What a group term may return instead of bare numbers."""
+
+    values: Sequence[Any]
+    """One number per rollout."""
+    record: Mapping[str, Any]
+    """JSON values that say how they came about; written beside the group's samples as ``judging``."""
+
+
+class JudgedTerm(Protocol):
+    """A group term that asks a judge. Mark its class with `judged_term`."""
+
+    concurrent_groups: int
+    """Groups that may be scored at once, in threads. The order of results never depends on it."""
+
+    def __call__(self, task: Any, outcomes: Sequence[Any]) -> Judged: ...
+
+    def begin_step(self, train_step: int) -> None:
+        """Rollouts of ``train_step`` follow."""
+        ...
+
+    def totals(self) -> Mapping[str, tuple[float, float]]:
+        """Logged quantities since the last call as ``(sum, count)``."""
+        ...
+
+
+def judged_term[C: type](term: C) -> C:
+    """Mark a class whose instances implement `JudgedTerm`."""
+    term.scores_group = term.is_judged = True
+    return term
+
+
+def judged_terms(terms: Mapping[str, WeightedTerm]) -> list[JudgedTerm]:
+    """Those of ``terms`` that ask a judge."""
+    return [term.function for term in terms.values() if getattr(term.function, "is_judged", False)]
+
+
 def resolve_terms(rewards: Mapping[str, RewardConfig], known: Mapping[str, RewardTerm]) -> dict[str, WeightedTerm]:
     """Find the function of every configured term: the adapter's by name, or the user's own ``package.module:function``."""
     terms = {}
@@ -62,7 +104,10 @@ def score(batch: RolloutBatch, terms: Mapping[str, WeightedTerm]) -> RolloutBatc
 
     A term of weight 0 is recorded only: it does not make a reward of 0 for a row to which no other term applies.
     """
-    columns = {name: _score_term(name, term.function, batch) for name, term in terms.items()}
+    columns, judgings = {}, None
+    for name, term in terms.items():
+        columns[name], records = _score_term(name, term.function, batch)
+        judgings = judgings or records
     values = torch.stack(list(columns.values()))  # [terms, N]
     weights = torch.tensor([term.weight for term in terms.values()])[:, None]
     applies = ~values.isnan() & (weights != 0)
@@ -72,7 +117,8 @@ def score(batch: RolloutBatch, terms: Mapping[str, WeightedTerm]) -> RolloutBatc
         raise RewardError(
             f"the weighted sum of rewards is {float(total[total.isinf()][0])} for task {task.id!r}; lower a weight."
         )
-    return replace(batch, reward_terms=columns, rewards=total.masked_fill(~applies.any(dim=0), torch.nan))
+    rewards = total.masked_fill(~applies.any(dim=0), torch.nan)
+    return replace(batch, reward_terms=columns, rewards=rewards, judgings=judgings)
 
 
 def accuracy(task: ChatTask, completion: Completion) -> float | None:
@@ -121,19 +167,41 @@ def _value(answer: str) -> float:
     return float(answer.replace(",", "") if separated else answer.replace("_", " "))  # Python alone reads 1_2 as 12
 
 
-def _score_term(name: str, function: RewardTerm, batch: RolloutBatch) -> torch.Tensor:
+def _score_term(
+    name: str, function: RewardTerm, batch: RolloutBatch
+) -> tuple[torch.Tensor, tuple[Mapping[str, Any] | None, ...] | None]:
+    """The term's column ``[N]`` and, of a term that gives some, each row's record."""
     if not getattr(function, "scores_group", False):
         values = [_call(name, function, task, outcome) for task, outcome in zip(batch.tasks, batch.outcomes)]
-        return torch.tensor([_number(name, value, task) for value, task in zip(values, batch.tasks)], dtype=torch.float32)
-    column = torch.full((len(batch),), torch.nan)
-    for group in batch.group_ids.unique().tolist():
-        rows = (batch.group_ids == group).nonzero()[:, 0].tolist()
+        numbers = [_number(name, value, task) for value, task in zip(values, batch.tasks)]
+        return torch.tensor(numbers, dtype=torch.float32), None
+    groups = [(batch.group_ids == group).nonzero()[:, 0].tolist() for group in batch.group_ids.unique().tolist()]
+
+    def answer(rows: list[int]) -> tuple[list[Any], Mapping[str, Any] | None]:
         task = batch.tasks[rows[0]]
-        values = _call(name, lambda *given: list(function(*given)), task, [batch.outcomes[row] for row in rows])
-        if len(values) != len(rows):
-            raise RewardError(f"reward {name!r} returned {len(values)} values for {len(rows)} rollouts of task {task.id!r}.")
+        found = _call(name, lambda *given: _unpack(function(*given)), task, [batch.outcomes[row] for row in rows])
+        if len(found[0]) != len(rows):
+            raise RewardError(f"reward {name!r} returned {len(found[0])} values for {len(rows)} rollouts of task {task.id!r}.")
+        return found
+
+    at_once = min(getattr(function, "concurrent_groups", 1), len(groups))
+    if at_once > 1:
+        with ThreadPoolExecutor(at_once) as pool:
+            answers = list(pool.map(answer, groups))
+    else:
+        answers = [answer(rows) for rows in groups]
+    column = torch.full((len(batch),), torch.nan)
+    records: list[Mapping[str, Any] | None] = [None] * len(batch)
+    for rows, (values, record) in zip(groups, answers):
+        task = batch.tasks[rows[0]]
         column[rows] = torch.tensor([_number(name, value, task) for value in values], dtype=torch.float32)
-    return column
+        for row in rows:
+            records[row] = record
+    return column, tuple(records) if any(record is not None for record in records) else None
+
+
+def _unpack(answer: Any) -> tuple[list[Any], Mapping[str, Any] | None]:
+    return (list(answer.values), answer.record) if isinstance(answer, Judged) else (list(answer), None)
 
 
 def _call(name: str, function: RewardTerm, task: Task, outcome: Any) -> Any:

@@ -120,6 +120,8 @@ class RunDirectory:
                 "advantage": _number(advantages[row]), "stop_reason": batch.stop_reasons[row],
                 "num_decisions": int(batch.num_decisions[row]), "media": media,
             })  # fmt: skip
+            if batch.judgings is not None and batch.judgings[row] is not None:
+                lines[-1]["judging"] = batch.judgings[row]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         replace_text(self.path / "samples" / f"{step_name(train_step)}.jsonl", text)
 

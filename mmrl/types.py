@@ -107,6 +107,8 @@ class RolloutBatch:
     """``[N]`` float32 total reward, NaN where no term applied; None until `mmrl.rewards.score` has run."""
     reward_terms: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
     """Unweighted terms by name, each ``[N]`` float32 with NaN where the term does not apply."""
+    judgings: tuple[Mapping[str, Any] | None, ...] | None = None
+    """``N`` records of how a judge came to its scores, shared by the rollouts of a group; None where no judge was asked."""
 
     def __post_init__(self) -> None:
         num = len(self.tasks)
@@ -125,8 +127,8 @@ class RolloutBatch:
         for name, tensor in per_row.items():
             if tensor is not None and tensor.shape != (num,):
                 raise AdapterError(f"RolloutBatch.{name} has shape {tuple(tensor.shape)}; expected [N] = [{num}].")
-        for name, values in {"outcomes": self.outcomes, "stop_reasons": self.stop_reasons}.items():
-            if len(values) != num:
+        for name, values in {"outcomes": self.outcomes, "stop_reasons": self.stop_reasons, "judgings": self.judgings}.items():
+            if values is not None and len(values) != num:
                 raise AdapterError(f"RolloutBatch.{name} has {len(values)} entries; expected one per rollout, {num}.")
         if self.loss_mask.dtype != torch.bool:
             raise AdapterError(f"RolloutBatch.loss_mask has dtype {self.loss_mask.dtype}; expected torch.bool.")
