@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from mmrl.collection import Collected, collect
 from mmrl.config import RunConfig, _flatten, differences, validate
 from mmrl.errors import CheckpointError, ConfigError, NumericsError, RewardError
 from mmrl.evaluation import check_metric, evaluate
-from mmrl.rewards import resolve_terms
+from mmrl.rewards import judged_terms, resolve_terms
 from mmrl.run_dir import RunDirectory
 from mmrl.sampling import TaskSampler
 from mmrl.types import RolloutBatch
@@ -156,8 +156,11 @@ class Trainer:
             self._stop = f"no group carried signal in {self.constant_steps} steps (trainer.max_constant_steps)"
 
     def _collect(self) -> Collected:
+        judged = judged_terms(self.terms)
+        for term in judged:
+            term.begin_step(self.train_step + 1)
         with self.accelerator.autocast():  # in the precision of the update, or the ratio would not start at 1
-            return collect(
+            collected = collect(
                 self.config,
                 self.adapter,
                 self.policy,
@@ -167,6 +170,7 @@ class Trainer:
                 train_step=self.train_step + 1,
                 reference_log_probs=self._reference_log_probs if self.reference is not None else None,
             )
+        return replace(collected, totals=processes.add(collected.totals, *(term.totals() for term in judged)))
 
     @torch.no_grad()
     def _reference_log_probs(self, batch: RolloutBatch) -> Tensor:
