@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MODALITIES: dict[str, tuple[str, ...]] = {
     # modality: config class, adapter builder, opener of media for dataset checks (where there are datasets)
     "vision": ("vision.config:VisionRunConfig", "vision.adapter:build_adapter", "vision.media:opener"),
+    "audio": ("audio.config:AudioRunConfig", "audio.adapter:build_adapter", "audio.adapter:media_opener"),
     "robotics": ("robotics.config:RoboticsRunConfig", "robotics.adapter:build_adapter"),
 }
 

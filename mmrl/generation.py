@@ -10,7 +10,8 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmrl.errors import AdapterError
+
 EncodedPrompt = Mapping[str, Tensor]
-"""One prompt as its processor encodes it: ``input_ids [1, S]`` and the model's media tensors, unpadded."""
+"""One prompt as its processor encodes it: ``input_ids [1, S]`` and the model's media tensors, unpadded.
+
+A tensor without axes is a setting of the whole batch (``use_audio_in_video``), on which its prompts agree. ``audio_embeds``
+``[A, D]`` stands for what a frozen audio tower made of the prompt's clips (see `place_audio`).
+"""
 
 MAX_LOGITS_ELEMENTS = 1 << 25
 """Logits are reduced in chunks of at most this many elements (128 MiB in float32); larger ones are recomputed in backward."""
@@ -67,7 +74,7 @@ class Prefix:
     attention_mask: Tensor
     """``[P, S]``."""
     next_position: Tensor
-    """``[P]`` int64: rotary position of the first completion token."""
+    """``[P]``: rotary position of the first completion token (whole, but for models that time videos in fractions)."""
 
     def select(self, rows: Tensor) -> None:
         """Keep or repeat rows of everything, differentiably."""
@@ -120,7 +127,11 @@ def collate_prompts(prompts: Sequence[EncodedPrompt], pad_id: int, device: torch
     keys = list(dict.fromkeys(key for prompt in prompts for key in prompt))
     for key in keys:
         parts = [prompt[key] for prompt in prompts if key in prompt]
-        if key in _TOKEN_ALIGNED:
+        if parts[0].ndim == 0:
+            if any(not torch.equal(part, parts[0]) for part in parts):
+                raise AdapterError(f"prompts of one batch disagree on {key}: {[part.item() for part in parts]}.")
+            batch[key] = parts[0].to(device)
+        elif key in _TOKEN_ALIGNED:
             fill = pad_id if key == "input_ids" else 0
             batch[key] = torch.cat([nn.functional.pad(p, (width - p.shape[1], 0), value=fill) for p in parts]).to(device)
         else:
@@ -134,15 +145,14 @@ def prefill(model: nn.Module, prompts: Sequence[EncodedPrompt], pad_id: int) -> 
     inputs = collate_prompts(prompts, pad_id, model.device)
     mask = inputs["attention_mask"]
     inputs |= _prompt_positions(body, inputs)
-    output = body(**inputs, use_cache=True, return_dict=True)
+    hidden, output = _run(model, **place_audio(model, inputs), use_cache=True)
+    next_position = mask.sum(dim=1)
     deltas = getattr(output, "rope_deltas", None)
-    offset = 0 if deltas is None else deltas.view(-1).to(mask.device)
-    return Prefix(
-        cache=output.past_key_values,
-        last_hidden=output.last_hidden_state[:, -1],
-        attention_mask=mask,
-        next_position=mask.sum(dim=1) + offset,
-    )
+    if deltas is not None:
+        next_position = next_position + deltas.view(-1).to(mask.device)
+        if body is model:  # Omni thinkers have taken the padding off
+            next_position = next_position + (mask == 0).sum(dim=1)
+    return Prefix(cache=output.past_key_values, last_hidden=hidden[:, -1], attention_mask=mask, next_position=next_position)
 
 
 def extend(model: nn.Module, prefix: Prefix, tokens: Tensor, mask: Tensor, start: Tensor) -> Tensor:
@@ -152,15 +162,31 @@ def extend(model: nn.Module, prefix: Prefix, tokens: Tensor, mask: Tensor, start
     token. The prefix's cache grows in place.
     """
     positions = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
-    body = _body(model)
-    return body(
+    hidden, _ = _run(
+        model,
         input_ids=tokens,
         attention_mask=torch.cat([prefix.attention_mask, mask.to(prefix.attention_mask.dtype)], dim=1),
         past_key_values=prefix.cache,
         use_cache=True,
-        return_dict=True,
-        **_text_positions(body, positions),
-    ).last_hidden_state
+        **_text_positions(_body(model), positions),
+    )
+    return hidden
+
+
+def place_audio(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Put ``audio_embeds`` where the placeholders of clips are, in row order; other inputs pass unchanged.
+
+    A trained projection (``multi_modal_projector``, or what the model calls so) has to be part of the embeddings already.
+    """
+    if "audio_embeds" not in inputs:
+        return inputs
+    inputs = dict(inputs)
+    audio, ids = inputs.pop("audio_embeds"), inputs["input_ids"]
+    places = ids == model.config.audio_token_id
+    if int(places.sum()) != len(audio):
+        raise AdapterError(f"{int(places.sum())} audio placeholders in a batch, {len(audio)} audio embeddings for them.")
+    embeds = model.get_input_embeddings()(ids)
+    return inputs | {"inputs_embeds": embeds.masked_scatter(places[..., None], audio.to(embeds.dtype))}
 
 
 @torch.no_grad()
@@ -284,8 +310,34 @@ def selected_log_probs(
 
 
 def _body(model: nn.Module) -> nn.Module:
-    """The model without its language head."""
+    """The model without its language head; the model itself where no part of it is that."""
     return model.base_model
+
+
+def _run(model: nn.Module, **inputs: Any) -> tuple[Tensor, Any]:
+    """Last hidden states ``[n, s, D]`` and the output that came with them, without making logits."""
+    body = _body(model)
+    if body is not model:
+        output = body(**inputs, return_dict=True)
+        return output.last_hidden_state, output
+    with _head_passes_through(model):
+        output = model(**inputs, return_dict=True)
+    return output.logits, output
+
+
+@contextmanager
+def _head_passes_through(model: nn.Module) -> Iterator[None]:
+    """Within, a model's "logits" are its last hidden states."""
+    head = model.get_output_embeddings()
+    own = vars(head).get("forward")
+    head.forward = lambda hidden: hidden
+    try:
+        yield
+    finally:
+        if own is None:
+            del head.forward
+        else:
+            head.forward = own
 
 
 def _prompt_positions(body: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -313,7 +365,8 @@ def _plain_hidden(model: nn.Module, prompts: Sequence[EncodedPrompt], tokens: Te
     if "mm_token_type_ids" in inputs:
         inputs["mm_token_type_ids"] = nn.functional.pad(inputs["mm_token_type_ids"], (0, tokens.shape[1]))
     inputs |= _prompt_positions(body, inputs)
-    return body(**inputs, use_cache=False, return_dict=True).last_hidden_state[:, width - 1 : -1]
+    hidden, _ = _run(model, **place_audio(model, inputs), use_cache=False)
+    return hidden[:, width - 1 : -1]
 
 
 def _logits(model: nn.Module, hidden: Tensor, temperature: float, banned_ids: Sequence[int]) -> Tensor:

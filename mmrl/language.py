@@ -286,7 +286,11 @@ def _require_all_tensors(info: Mapping[str, Any], directory: str) -> None:
 def _media_token_ids(processor: Any) -> list[int]:
     """Ids of placeholder and media boundary tokens that the processor knows."""
     names = ("image_token_id", "video_token_id", "audio_token_id")
-    return [value for value in (getattr(processor, name, None) for name in names) if value is not None]
+    ids = [value for value in (getattr(processor, name, None) for name in names) if value is not None]
+    names = ("image_token", "video_token", "audio_token", "audio_bos_token", "audio_eos_token", "vision_bos_token",
+             "vision_eos_token")  # fmt: skip
+    tokens = [value for value in (getattr(processor, name, None) for name in names) if value is not None]
+    return [*ids, *processor.tokenizer.convert_tokens_to_ids(tokens)]
 
 
 def _end_token_ids(tokenizer: Any) -> tuple[int, ...]:

@@ -6,14 +6,11 @@ Qwen2.5-VL (patches of 14 px, 2x2 merger, multimodal rotary positions, grouped a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, trainers
-from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -23,11 +20,11 @@ from transformers import (
     Qwen2VLVideoProcessor,
 )
 
+from mmrl.byte_bpe import train_tokenizer
+
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
 )  # fmt: skip
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-"""Whole tokens, as in recent reasoning models, but ordinary text: they survive decoding."""
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}<|im_start|>{{ message.role + '\n' }}"
@@ -114,21 +111,7 @@ def qwen25_vl_config(tokenizer: Qwen2Tokenizer, size: TinySize) -> Qwen2_5_VLCon
 
 def build_qwen25_vl_processor(corpus: Iterable[str], *, vocab_size: int, max_pixels: int) -> Qwen2_5_VLProcessor:
     """Tokenizer, image and video processors and chat template of Qwen2.5-VL, the tokenizer trained on ``corpus``."""
-    added = (*SPECIAL_TOKENS, *TAGS)
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer
-    trained.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(added), initial_alphabet=ByteLevel.alphabet(), show_progress=False, min_frequency=1
-    )
-    trained.train_from_iterator(corpus, trainer)
-    bpe = json.loads(trained.to_str())["model"]  # the library exposes merges only in its serialised form
-    tokenizer = Qwen2Tokenizer(
-        vocab=bpe["vocab"],
-        merges=[tuple(pair) for pair in bpe["merges"]],
-        extra_special_tokens=list(SPECIAL_TOKENS[1:]),
-    )
-    tokenizer.add_tokens(list(TAGS))
+    tokenizer = train_tokenizer(corpus, vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS)
     pixels = {"shortest_edge": 28 * 28, "longest_edge": max_pixels}
     return Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessor(size=pixels),

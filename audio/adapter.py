@@ -1,0 +1,68 @@
+"""The audio adapter: which policy, which tasks, which rewards."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import transformers
+
+from audio.config import BUILTIN_POLICIES, AudioRolloutConfig, AudioRunConfig, DatasetTasksConfig
+from audio.families import find_family, read_model_config
+from audio.frontend import AudioFrontend, open_media
+from audio.tasks import ToneTasks, tokenizer_corpus
+from audio.tiny import BUILDERS, build_tiny
+from mmrl.chat import ChatTask
+from mmrl.data import read_tasks
+from mmrl.language import LanguageAdapter
+from mmrl.rewards import TEXT_TERMS
+
+ASSETS = Path(__file__).parent / "assets"
+
+
+def build_adapter(config: AudioRunConfig) -> LanguageAdapter:
+    """The adapter of an audio run. Loads the processor; weights are loaded by ``build_policy``."""
+    directory, options = resolve_policy(config.policy.path, seed=config.seed), {"revision": config.policy.revision}
+    model_config = read_model_config(directory, **options)
+    family = find_family(model_config.model_type, directory)
+    processor = getattr(transformers, family.processor_class).from_pretrained(directory, **options)
+    return LanguageAdapter(
+        policy_config=config.policy,
+        rollout_config=config.rollout,
+        frontend=AudioFrontend(processor=processor, config=config.rollout, family=family, model_config=model_config),
+        policy_dir=directory,
+        sources=task_sources(config),
+        reward_terms=TEXT_TERMS,
+        seed=config.seed,
+    )
+
+
+def resolve_policy(path: str, *, seed: int) -> str:
+    """A directory or hub name: built-in names are made or found on this machine."""
+    if path in BUILDERS:
+        directory = tempfile.mkdtemp(prefix="mmrl-tiny-")
+        build_tiny(path, Path(directory), tokenizer_corpus(), seed=seed)
+        return directory
+    if path in BUILTIN_POLICIES:
+        return str(ASSETS / path.replace("-", "_"))
+    return path
+
+
+def media_opener(limits: AudioRolloutConfig) -> Callable[[str, object], object]:
+    """What ``mmrl data check`` opens media with, under the limits of a run."""
+    return partial(open_media, config=limits)
+
+
+def task_sources(config: AudioRunConfig) -> Mapping[str, Callable[[], Sequence[ChatTask]]]:
+    """A source per split, made when asked for."""
+    tasks = config.tasks
+    if isinstance(tasks, DatasetTasksConfig):
+        here = Path.cwd()
+        return {split: partial(read_tasks, getattr(tasks, split), base_dir=here) for split in ("train", "eval")}
+    speaker = {"speaker": tasks.speaker}
+    return {
+        "train": partial(ToneTasks, tasks.kinds, split="train", num_tasks=tasks.num_tasks, seed=config.seed, **speaker),
+        "eval": partial(ToneTasks, tasks.eval_kinds, split="eval", num_tasks=100_000, **speaker),
+    }
