@@ -40,6 +40,119 @@ def leave_one_out_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
     return group.finish(group.centered * group.spread_over_rows(factor))
 
 
+def batch_std_advantages(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6, ddof: int = 1) -> Tensor:
+    """``(r - group mean) / (std of all raw rewards + eps)`` (Lite-PPO, arXiv 2508.08221); float32 ``[N]``."""
+    group = _GroupStatistics(rewards, group_ids)
+    everything = rewards[group.valid].double()
+    deviation = everything.std(correction=ddof) if len(everything) > ddof else everything.new_zeros(())
+    return group.finish(group.centered / (deviation + eps))
+
+
+def length_baseline_advantages(rewards: Tensor, group_ids: Tensor, lengths: Tensor) -> Tensor:
+    """``r - sum(n r) / sum(n)`` within each group, ``n`` the ``lengths`` ``[N]`` in decisions (OPO); float32 ``[N]``."""
+    group = _GroupStatistics(rewards, group_ids)
+    weights = lengths.double().masked_fill(~group.valid, 0.0)
+    shift = group.sum_of(weights * group.centered) / group.sum_of(weights).clamp(min=1)  # baseline minus plain mean
+    return group.finish(group.centered - group.spread_over_rows(shift))
+
+
+def gpg_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """``(N / number of nonzero rewards) (r - mean)`` (GPG, arXiv 2504.02546); float32 ``[N]``."""
+    group = _GroupStatistics(rewards, group_ids)
+    nonzero = (rewards[group.valid] != 0).sum().clamp(min=1)
+    return group.finish(group.centered * group.valid.sum() / nonzero)
+
+
+def per_term_std_advantages(terms: Tensor, weights: Tensor, group_ids: Tensor, *, eps: float = 1e-4, ddof: int = 1) -> Tensor:
+    """GDPO (arXiv 2601.05242): z-score each term within its group, add them up, z-score over the batch; float32 ``[N]``.
+
+    ``terms`` is ``[N, K]`` with NaN where a term does not apply, ``weights`` ``[K]``. A term that is constant in a group adds
+    0; a row to which no term applies gets 0.
+    """
+    scores = [group_std_advantages(column, group_ids, eps=eps, ddof=ddof) for column in terms.unbind(dim=1)]
+    total = (torch.stack(scores, dim=1).double() * weights.double()).sum(dim=1)
+    scored = ~terms.isnan().all(dim=1)
+    known = total[scored]
+    if len(known) <= ddof or known.max() - known.min() <= CONSTANT_TOLERANCE:
+        return torch.zeros(len(total))
+    return ((total - known.mean()) / (known.std(correction=ddof) + eps)).masked_fill(~scored, 0.0).float()
+
+
+def beta_normalized_advantages(rewards: Tensor, group_ids: Tensor, *, max_weight: float = 1e6) -> Tensor:
+    """BNPO (arXiv 2506.02864): ``(r - p) / f(p; alpha, beta)`` with ``p`` the group's mean; float32 ``[N]``.
+
+    A Beta(a, b) is fitted to the groups' means by moments (sample variance); ``alpha = 1 + a/3`` and ``beta = 1 + b/3``, at
+    least 1, minimise the variance of the gradient. With fewer than two groups, or groups of one mean, both are 1: then this is
+    `group_center_advantages`. Rewards are 0 or 1; others are mapped to [0, 1] by the batch's smallest and largest first.
+    """
+    group = _GroupStatistics(_unit_interval(rewards), group_ids)
+    means = group.mean_of(group.values)[group.size > 0]
+    center, spread = means.mean(), means.var(correction=1) if len(means) > 1 else means.new_zeros(())
+    alpha = beta = means.new_ones(())
+    if spread > 0:
+        concentration = center * (1 - center) / spread - 1
+        alpha = (1 + concentration * center / 3).clamp(min=1)
+        beta = (1 + concentration * (1 - center) / 3).clamp(min=1)
+    success = group.mean_of(group.values)
+    log_norm = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
+    log_density = torch.xlogy(alpha - 1, success) + torch.xlogy(beta - 1, 1 - success) - log_norm
+    weight = (-log_density).exp().clamp(max=max_weight)
+    return group.finish(group.centered * group.spread_over_rows(weight))
+
+
+def raw_advantages(rewards: Tensor) -> Tensor:
+    """The reward itself (REINFORCE without a baseline), 0 where it is NaN; float32 ``[N]``."""
+    return rewards.float().nan_to_num(0.0)
+
+
+def sign_advantages(rewards: Tensor, correct: Tensor) -> Tensor:
+    """+1 for ``correct`` (bool ``[N]``) rollouts, -1 for wrong ones, 0 where the reward is NaN; float32 ``[N]``."""
+    return torch.where(correct, 1.0, -1.0).masked_fill(rewards.isnan(), 0.0)
+
+
+def group_means(values: Tensor, group_ids: Tensor) -> Tensor:
+    """Each row's group mean of ``values`` ``[N]``, NaN left out (0 if there is nothing else); float64 ``[N]``."""
+    group = _GroupStatistics(values, group_ids)
+    return group.spread_over_rows(group.mean_of(group.values))
+
+
+def reward_to_go(rewards: Tensor, mask: Tensor, *, discount: float = 1.0) -> Tensor:
+    """``sum over u >= t of discount^(u - t) q_u`` of rewards per decision ``q`` ``[N, T]``; float64 ``[N, T]``, 0 where masked.
+
+    A masked position between decisions (a tool's output) counts as one step of time.
+    """
+    ahead, columns = torch.zeros(len(rewards), dtype=torch.float64), []
+    for column in torch.where(mask, rewards.double(), 0.0).flip(1).unbind(dim=1):
+        ahead = column + discount * ahead
+        columns.append(ahead)
+    result = torch.stack(columns[::-1], dim=1) if columns else rewards.double()
+    return torch.where(mask, result, 0.0)
+
+
+def whiten_decisions(values: Tensor, mask: Tensor, *, ddof: int = 1, eps: float = 1e-8) -> Tensor:
+    """``(x - mean) / sqrt(var + eps)`` over all decisions of the batch (REINFORCE++, arXiv 2501.03262); float32 ``[N, T]``.
+
+    ``values`` is ``[N]`` or ``[N, T]``; long rollouts weigh more. Zeros where masked, and everywhere when fewer than two
+    decisions are left or all are equal.
+    """
+    values = (values[:, None].expand(mask.shape) if values.ndim == 1 else values).double()
+    known = values[mask]
+    if len(known) < 2 or known.max() - known.min() <= CONSTANT_TOLERANCE:
+        return torch.zeros(mask.shape)
+    variance = known.var(correction=ddof)
+    return torch.where(mask, (values - known.mean()) / (variance + eps).sqrt(), 0.0).float()
+
+
+def token_score_weights(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """OREAL's weights of decisions in correct and in wrong rollouts, from a token reward head's ``scores`` ``[N, T]``.
+
+    With ``s = sigmoid(cumulative mean of the scores)``: ``max(2 s - 1, 0)`` and ``max(1 - 2 s, 0)`` (arXiv 2502.06781).
+    """
+    count = torch.arange(1, scores.shape[1] + 1)
+    belief = (scores.cumsum(dim=1) / count).sigmoid()
+    return (2 * belief - 1).clamp(min=0), (1 - 2 * belief).clamp(min=0)
+
+
 def constant_groups(values: Tensor, group_ids: Tensor) -> Tensor:
     """Which rows belong to a group whose ``values`` (``[N]``, NaN ignored) carry no signal; bool ``[N]``."""
     return _GroupStatistics(values, group_ids).constant
@@ -56,17 +169,21 @@ class _GroupStatistics:
         _, self.rows = group_ids.unique(return_inverse=True)  # [N], dense group numbers
         self.num_groups = int(self.rows.max()) + 1 if len(self.rows) else 0
         self.valid = ~rewards.isnan()
-        values = rewards.double().masked_fill(~self.valid, 0.0)
-        self.size = self._sum(self.valid.double())  # [groups]
+        self.values = values = rewards.double().masked_fill(~self.valid, 0.0)
+        self.size = self.sum_of(self.valid.double())  # [groups]
         self.centered = (values - self.spread_over_rows(self.mean_of(values))).masked_fill(~self.valid, 0.0)
         low = values.masked_fill(~self.valid, torch.inf)
         high = values.masked_fill(~self.valid, -torch.inf)
         span = self._reduce(high, "amax", -torch.inf) - self._reduce(low, "amin", torch.inf)
         self.constant = self.spread_over_rows(span <= CONSTANT_TOLERANCE)
 
+    def sum_of(self, values: Tensor) -> Tensor:
+        """Sum of ``[N]`` values per group, ``[groups]``."""
+        return values.new_zeros(self.num_groups).index_add_(0, self.rows, values)
+
     def mean_of(self, values: Tensor) -> Tensor:
         """Mean of ``[N]`` values (0 at invalid rows) per group, ``[groups]``."""
-        return self._sum(values) / self.size.clamp(min=1)
+        return self.sum_of(values) / self.size.clamp(min=1)
 
     def spread_over_rows(self, per_group: Tensor) -> Tensor:
         return per_group[self.rows]
@@ -74,8 +191,13 @@ class _GroupStatistics:
     def finish(self, advantages: Tensor) -> Tensor:
         return advantages.masked_fill(self.constant | ~self.valid, 0.0).float()
 
-    def _sum(self, values: Tensor) -> Tensor:
-        return values.new_zeros(self.num_groups).index_add_(0, self.rows, values)
-
     def _reduce(self, values: Tensor, how: str, start: float) -> Tensor:
         return values.new_full((self.num_groups,), start).scatter_reduce(0, self.rows, values, how)
+
+
+def _unit_interval(rewards: Tensor) -> Tensor:
+    """Rewards that leave [0, 1] mapped to it by the batch's smallest and largest."""
+    known = rewards[~rewards.isnan()]
+    if len(known) == 0 or (known.min() >= 0 and known.max() <= 1):
+        return rewards
+    return (rewards - known.min()) / (known.max() - known.min()).clamp(min=CONSTANT_TOLERANCE)

@@ -7,7 +7,7 @@ groups come about whatever the number of processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from accelerate import Accelerator
@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from mmrl import processes, recipe
 from mmrl.adapter import Adapter
+from mmrl.algorithm_config import AlgorithmConfig
 from mmrl.config import RunConfig
 from mmrl.errors import RewardError
 from mmrl.rewards import WeightedTerm, score
 from mmrl.sampling import TaskSampler, rollout_seeds
-from mmrl.types import RolloutBatch
+from mmrl.selection import SELECTIONS, SUBSAMPLES, pass_rates, rejected_rows
+from mmrl.types import RolloutBatch, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +30,14 @@ class Collected:
 
     batch: RolloutBatch
     advantages: Tensor
-    """``[N]``."""
+    """``[N]``, or ``[N, T]`` where decisions of a rollout differ."""
     reference_log_probs: Tensor | None
     """``[N, T]`` when a KL term needs them."""
     totals: processes.Totals
+    trained: Tensor | None = None
+    """``[N]`` bool: rollouts that count in the update; all when absent."""
+    mismatch_weights: Tensor | None = None
+    """``[N, T]`` factors of the policy loss; 1 when absent."""
 
 
 def collect(
@@ -45,34 +51,52 @@ def collect(
     train_step: int,
     reference_log_probs: Callable[[RolloutBatch], Tensor] | None = None,
 ) -> Collected:
-    """Roll out the groups of ``train_step``.
+    """Roll out the groups of ``train_step``, select, shape and credit them.
 
-    With ``selection: dynamic`` constant groups are replaced by newly drawn ones, at most ``max_refills`` times; a process keeps
-    its first ``tasks_per_step / processes`` groups with signal and drops the surplus.
+    A selection with ``refill`` replaces groups without signal by newly drawn ones, at most ``max_refills`` times; a process
+    keeps its first ``tasks_per_step / processes`` groups and drops the surplus. Rounds draw more rollouts of open groups.
     """
     algorithm = config.algorithm
-    quota = config.sampling.tasks_per_step // accelerator.num_processes
-    attempts = 1 + (algorithm.max_refills if algorithm.selection == "dynamic" else 0)
-    kept: list[RolloutBatch] = []
-    totals: processes.Totals = {}
-    for attempt in range(attempts):
-        batch = _roll_out_and_score(config, adapter, policy, sampler, terms, accelerator, train_step, attempt)
-        informative = recipe.informative_rows(algorithm, batch)
-        totals = processes.add(totals, _totals(batch), {"groups/informative": (int(informative.sum()), len(batch))})
-        rows = informative if algorithm.selection == "dynamic" else torch.ones_like(informative)
-        if rows.any():
-            kept.append(batch.select(rows.nonzero()[:, 0]))
-        full = sum(len(part.group_ids.unique()) for part in kept) >= quota
-        if all(processes.gather(accelerator, full)):
-            break
-    batch = _first_groups(RolloutBatch.concat(kept) if kept else batch, quota)
-    reference = reference_log_probs(batch) if reference_log_probs is not None else None
-    advantages = recipe.compute_advantages(algorithm, batch, reference)
-    totals = processes.add(totals, {"advantage/abs": (float(advantages.abs().sum()), len(batch))})
-    return Collected(batch=batch, advantages=advantages, reference_log_probs=reference, totals=totals)
+    batch, totals = _select_groups(config, adapter, policy, sampler, terms, accelerator, train_step)
+    rewards = recipe.shape_rewards(algorithm, batch, adapter.max_decisions)
+    reference = None
+    if algorithm.kl_in == "reward" and reference_log_probs is not None:
+        reference = reference_log_probs(batch)
+    weights = {name: term.weight for name, term in terms.items()}
+    inputs = recipe.credit_inputs(algorithm, batch, reference, rewards=rewards, weights=weights)
+    if algorithm.statistics == "kept":
+        trained = SUBSAMPLES[algorithm.subsample](algorithm, batch, None)
+        inputs = replace(
+            inputs,
+            rewards=inputs.rewards.masked_fill(~trained, torch.nan),
+            terms=inputs.terms.masked_fill(~trained[:, None], torch.nan),
+        )
+    progress = (train_step - 1) / config.trainer.num_steps
+    advantages = _estimate(algorithm, inputs, accelerator)
+    advantages = recipe.finish_advantages(algorithm, advantages, batch, progress)
+    if algorithm.statistics == "all":
+        trained = SUBSAMPLES[algorithm.subsample](algorithm, batch, advantages)
+    if reference_log_probs is not None and reference is None:
+        reference = _of_rows(batch, trained, reference_log_probs)
+    mismatch, mismatch_totals = _mismatch(algorithm, batch, trained, accelerator)
+    sizes = recipe.row_means(advantages.abs(), batch.loss_mask)
+    totals = processes.add(totals, mismatch_totals, {"advantage/abs": (float(sizes.sum()), len(batch))})
+    if algorithm.subsample != "none":
+        totals = processes.add(totals, {"selection/trained": (int(trained.sum()), len(batch))})
+    if algorithm.shaping:
+        shaped = rewards - batch.rewards
+        totals = processes.add(totals, {"reward/shaping": (float(shaped.nan_to_num(0.0).sum()), int((~shaped.isnan()).sum()))})
+    return Collected(
+        batch=batch,
+        advantages=advantages,
+        reference_log_probs=reference,
+        totals=totals,
+        trained=trained,
+        mismatch_weights=mismatch,
+    )
 
 
-def _roll_out_and_score(
+def _select_groups(
     config: RunConfig,
     adapter: Adapter,
     policy: nn.Module,
@@ -80,26 +104,150 @@ def _roll_out_and_score(
     terms: Mapping[str, WeightedTerm],
     accelerator: Accelerator,
     train_step: int,
-    attempt: int,
-) -> RolloutBatch:
-    num_tasks, group_size = config.sampling.tasks_per_step, config.sampling.group_size
+) -> tuple[RolloutBatch, processes.Totals]:
+    """The groups that are kept, and what is logged of all that were drawn."""
+    algorithm = config.algorithm
+    selection = SELECTIONS[algorithm.selection]
+    quota = config.sampling.tasks_per_step // accelerator.num_processes
+    attempts = 1 + (algorithm.max_refills if selection.refill or selection.open_rows else 0)
+    kept: list[RolloutBatch] = []
+    totals: processes.Totals = {}
+    tasks = None
+    for attempt in range(attempts):
+        if tasks is None or selection.refill:
+            tasks, first = _next_tasks(config, sampler, accelerator)
+            groups = torch.arange(len(tasks)) + first + (attempt * config.sampling.tasks_per_step if selection.refill else 0)
+        batch = _roll_out_and_score(
+            config, adapter, policy, tasks, groups, terms, accelerator, train_step=train_step, attempt=attempt
+        )
+        if batch is not None:
+            rows = selection.keep(algorithm, batch)
+            totals = processes.add(totals, _totals(batch), _group_totals(algorithm, batch, rows))
+            if rows.any():
+                kept.append(batch.select(rows.nonzero()[:, 0]))
+            last = batch
+        if selection.open_rows is not None:
+            pool = _by_group(RolloutBatch.concat(kept))
+            kept, still_open = [pool], pool.group_ids[selection.open_rows(algorithm, pool)].unique()
+            mine = torch.isin(groups, still_open).nonzero()[:, 0]
+            tasks, groups = [tasks[index] for index in mine.tolist()], groups[mine]
+            full = len(tasks) == 0
+        else:
+            full = sum(len(part.group_ids.unique()) for part in kept) >= quota
+        if all(processes.gather(accelerator, full)):
+            break
+    batch = _first_groups(RolloutBatch.concat(kept) if kept else last, quota)
+    if selection.open_rows is not None:  # a group that was drawn in rounds is informative or not as a whole
+        totals = {**totals, "groups/informative": (int(recipe.informative_rows(algorithm, batch).sum()), len(batch))}
+    return batch, totals
+
+
+def _next_tasks(config: RunConfig, sampler: TaskSampler, accelerator: Accelerator) -> tuple[list[Task], int]:
+    """This process's share of newly drawn tasks, and the number of its first one."""
+    num_tasks = config.sampling.tasks_per_step
     share = num_tasks // accelerator.num_processes
     first = accelerator.process_index * share
-    tasks = sampler.next(num_tasks)[first : first + share]
-    if config.algorithm.source == "demonstrations":
-        seeds = rollout_seeds(config.seed, train_step, attempt, num_tasks)
-        batch = adapter.demonstrate(policy, tasks, seeds=seeds[first : first + share])
-    else:
-        seeds = rollout_seeds(config.seed, train_step, attempt, num_tasks * group_size)
-        mine = seeds[first * group_size : (first + share) * group_size]
-        batch = adapter.rollout(policy, tasks, group_size=group_size, seeds=mine)
-    batch = replace(batch, group_ids=batch.group_ids + attempt * num_tasks + first)
-    try:
-        scored, failure = score(batch, terms), None
-    except RewardError as error:
-        scored, failure = batch, error
+    return sampler.next(num_tasks)[first : first + share], first
+
+
+def _estimate(algorithm: AlgorithmConfig, inputs: recipe.CreditInputs, accelerator: Accelerator) -> Tensor:
+    """Advantages of this process's rows; statistics that cross groups see the rows of all processes."""
+    if algorithm.advantage not in recipe.BATCH_WIDE or accelerator.num_processes == 1:
+        return recipe.estimate_advantages(algorithm, inputs)
+    everyone = processes.gather(accelerator, inputs)
+    width = max(part.mask.shape[1] for part in everyone)
+
+    def rows_of(name: str) -> Tensor | None:
+        parts = [getattr(part, name) for part in everyone]
+        if parts[0] is None:
+            return None
+        wide = name in ("mask", "kl")
+        return torch.cat([nn.functional.pad(part, (0, width - part.shape[1])) if wide else part for part in parts])
+
+    per_row = {item.name: rows_of(item.name) for item in fields(inputs) if item.name != "weights"}
+    joined = recipe.CreditInputs(**per_row, weights=inputs.weights)
+    start = sum(len(part.rewards) for part in everyone[: accelerator.process_index])
+    advantages = recipe.estimate_advantages(algorithm, joined)[start : start + len(inputs.rewards)]
+    return advantages if advantages.ndim == 1 else advantages[:, : inputs.mask.shape[1]]
+
+
+def _of_rows(batch: RolloutBatch, rows: Tensor, function: Callable[[RolloutBatch], Tensor]) -> Tensor:
+    """``function`` of the chosen rows only, zeros elsewhere."""
+    if rows.all():
+        return function(batch)
+    result = torch.zeros(batch.old_log_probs.shape)
+    if rows.any():
+        index = rows.nonzero()[:, 0]
+        part = function(batch.select(index))
+        result[index, : part.shape[1]] = part
+    return result
+
+
+def _mismatch(
+    algorithm: AlgorithmConfig, batch: RolloutBatch, trained: Tensor, accelerator: Accelerator
+) -> tuple[Tensor | None, processes.Totals]:
+    weights = recipe.mismatch_weights(algorithm, batch)
+    if weights is None:
+        return None, {}
+    mask = recipe.effective_mask(algorithm, batch, trained)
+    known = weights[mask]
+    totals = {"mismatch/weight": (float(known.sum()), len(known)), "mismatch/masked": (int((known == 0).sum()), len(known))}
+    if algorithm.mismatch_normalize:
+        total, count = processes.add(*processes.gather(accelerator, totals))["mismatch/weight"]
+        weights = weights * (count / total) if total > 0 else weights
+    return weights, totals
+
+
+def _roll_out_and_score(
+    config: RunConfig,
+    adapter: Adapter,
+    policy: nn.Module,
+    tasks: list[Task],
+    groups: Tensor,
+    terms: Mapping[str, WeightedTerm],
+    accelerator: Accelerator,
+    *,
+    train_step: int,
+    attempt: int,
+) -> RolloutBatch | None:
+    """Scored rollouts of ``tasks`` as ``groups``; None where there is nothing to do."""
+    num_tasks, per_task = config.sampling.tasks_per_step, config.sampling.group_size
+    demonstrated = config.algorithm.source == "demonstrations"
+    per_task = 1 if demonstrated else per_task
+    seeds = rollout_seeds(config.seed, train_step, attempt, num_tasks * per_task).view(num_tasks, per_task)
+    mine = seeds[groups % num_tasks].flatten()
+    batch, failure = None, None
+    if tasks:
+        if demonstrated:
+            batch = adapter.demonstrate(policy, tasks, seeds=mine)
+        else:
+            batch = adapter.rollout(policy, tasks, group_size=per_task, seeds=mine)
+        batch = replace(batch, group_ids=groups[batch.group_ids])
+        try:
+            batch = score(batch, terms)
+        except RewardError as error:
+            failure = error
     processes.raise_together(accelerator, failure)
-    return scored
+    return batch
+
+
+def _group_totals(algorithm: AlgorithmConfig, batch: RolloutBatch, rows: Tensor) -> processes.Totals:
+    """What is kept of the groups that a selection drops: how many, and whether they failed or succeeded throughout."""
+    num = len(batch)
+    totals = {"groups/informative": (int(recipe.informative_rows(algorithm, batch).sum()), num)}
+    if algorithm.selection == "none":
+        return totals
+    dropped, rate = ~rows | rejected_rows(algorithm, batch), pass_rates(algorithm, batch)
+    return totals | {
+        "selection/discarded": (int(dropped.sum()), num),
+        "selection/discarded_failed": (int((dropped & (rate == 0)).sum()), num),
+        "selection/discarded_solved": (int((dropped & (rate == 1)).sum()), num),
+    }
+
+
+def _by_group(batch: RolloutBatch) -> RolloutBatch:
+    """Rows sorted by group, so that micro-batches find whole groups."""
+    return batch.select(batch.group_ids.argsort(stable=True))
 
 
 def _first_groups(batch: RolloutBatch, count: int) -> RolloutBatch:

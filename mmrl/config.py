@@ -13,60 +13,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from mmrl.algorithm_config import NEEDS_NO_GROUP, AlgorithmConfig
 from mmrl.errors import ConfigError
-
-
-class Section(BaseModel):
-    """Base of every section: frozen, unknown keys refused, attribute docstrings become field descriptions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
-
-
-class AlgorithmConfig(Section):
-    """One choice for each slot of a policy-gradient recipe; ``name`` picks a preset whose values the other keys override."""
-
-    name: str = "grpo"
-    """A preset of `mmrl.algorithms` (``mmrl list algorithms``), or ``sft`` for supervised warm-up."""
-    source: Literal["rollouts", "demonstrations"] = "rollouts"
-    """Where completions come from: sampled from the policy, or the tasks' demonstrations (supervised warm-up)."""
-    selection: Literal["none", "dynamic"] = "none"
-    """``dynamic`` (DAPO) replaces groups whose selection metric is constant by newly drawn tasks."""
-    selection_metric: str | None = None
-    """Reward term that decides whether a group is constant; the total reward when absent."""
-    max_refills: int = Field(3, ge=0)
-    """Dynamic selection draws at most this many further batches of tasks per step."""
-    advantage: Literal["group_std", "group_center", "leave_one_out", "ones"] = "group_std"
-    """Reward to credit: centered and scaled (GRPO), centered (Dr. GRPO), leave-one-out (RLOO), or 1 (likelihood)."""
-    advantage_eps: float = Field(1e-6, ge=0)
-    """Added to the group's standard deviation."""
-    advantage_ddof: Literal[0, 1] = 1
-    """1 divides the group's variance by G - 1 (all public libraries), 0 by G."""
-    surrogate: Literal["clip", "policy_gradient"] = "clip"
-    """PPO's clipped ratio, or ``-A log pi`` without a ratio."""
-    ratio: Literal["token", "sequence"] = "token"
-    """Unit of the importance ratio: each decision, or the length-normalised whole rollout (GSPO)."""
-    clip_low: float = Field(0.2, ge=0, lt=1)
-    """The ratio is clipped below at ``1 - clip_low``."""
-    clip_high: float = Field(0.2, ge=0)
-    """The ratio is clipped above at ``1 + clip_high``; larger than ``clip_low`` is DAPO's clip-higher."""
-    dual_clip: float | None = Field(None, gt=1)
-    """For negative advantages the loss is bounded by ``dual_clip * |A|``; absent is off."""
-    kl: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL divergence to the reference policy."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Add the KL to the loss per decision, or subtract its sum over the rollout from the reward."""
-    kl_coef: float = Field(0.0, ge=0)
-    """Weight of the KL term; at 0 no reference policy is kept in memory."""
-    entropy_coef: float = Field(0.0, ge=0)
-    """Weight of the entropy bonus; at 0 entropy is not computed in the update."""
-    aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
-    """Mean over all decisions of the step, mean of rollout means, or sum over rollouts divided by ``N * horizon``."""
-    horizon: int | None = Field(None, gt=0)
-    """Constant length of ``aggregation: constant``; the longest possible rollout when absent."""
-    mask_truncated: bool = False
-    """Give rollouts that hit the length limit no loss (their rewards stay in the group statistics)."""
+from mmrl.section import Section
 
 
 class SamplingConfig(Section):
@@ -220,7 +171,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _parts_fit_together(self) -> RunConfig:
         algorithm, group_size = self.algorithm, self.sampling.group_size
-        if algorithm.advantage != "ones" and group_size < 2:
+        if algorithm.advantage not in NEEDS_NO_GROUP and group_size < 2:
             raise ValueError(
                 f"sampling.group_size is {group_size}, but algorithm.advantage {algorithm.advantage!r} compares the rollouts "
                 "of a group; use 2 or more."

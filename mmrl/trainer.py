@@ -269,7 +269,8 @@ class Trainer:
         self.callbacks.on_notice(f"resumed from {directory} at step {self.train_step}.")
 
     def _write_samples(self, train_step: int, collected: Collected, limit: int) -> None:
-        self.run_dir.write_samples(train_step, self.adapter, collected.batch, collected.advantages, limit)
+        advantages = recipe.row_means(collected.advantages, collected.batch.loss_mask)
+        self.run_dir.write_samples(train_step, self.adapter, collected.batch, advantages, limit)
 
     def _dump(self, kind: str, error: Exception) -> str:
         """Keep what is known of an error that ends the run; where that is, as a sentence."""

@@ -16,7 +16,7 @@ from mmrl.adapter import Adapter
 from mmrl.collection import Collected
 from mmrl.config import OptimizerConfig, RunConfig
 from mmrl.errors import NumericsError
-from mmrl.losses import aggregation_weights, weighted_sum
+from mmrl.losses import aggregation_weights, per_decision, sign_balance, weighted_sum
 from mmrl.types import Forward, RolloutBatch
 
 
@@ -75,18 +75,21 @@ class Updater:
 
     def _optimizer_step(self, collected: Collected, rows: Tensor) -> processes.Totals:
         config, accelerator = self.config.algorithm, self.accelerator
-        mask = recipe.effective_mask(config, collected.batch)[rows]
-        counts = processes.gather(accelerator, (int(mask.sum()), len(rows)))
+        mask = recipe.effective_mask(config, collected.batch, collected.trained)[rows]
+        credit = per_decision(collected.advantages[rows], mask)
+        num_rows = len(rows) if collected.trained is None else int(collected.trained[rows].sum())
+        counts = processes.gather(accelerator, (int(mask.sum()), num_rows, int((mask & (credit > 0)).sum())))
+        num_decisions, num_rows, num_positive = (sum(column) for column in zip(*counts))
         weights = aggregation_weights(
-            mask,
-            config.aggregation,
-            num_decisions=sum(decisions for decisions, _ in counts),
-            num_rows=sum(num_rows for _, num_rows in counts),
-            horizon=self.horizon,
+            mask, config.aggregation, num_decisions=num_decisions, num_rows=num_rows, horizon=self.horizon
         )
+        policy_weights = collected.mismatch_weights[rows] if collected.mismatch_weights is not None else None
+        if config.aggregation == "sign_token_mean":
+            balance = sign_balance(credit, num_positive=num_positive, num_negative=num_decisions - num_positive)
+            policy_weights = balance if policy_weights is None else policy_weights * balance
         matters = mask.any(dim=1)
-        if not (config.entropy_coef > 0 or (config.kl_coef > 0 and config.kl_in == "loss")):
-            matters = matters & (collected.advantages[rows] != 0)
+        if not recipe.regularized(config):
+            matters = (mask & (credit != 0)).any(dim=1)
         micro_batches = list(self.micro_batches(collected.batch, rows, matters))
         num_passes = max(processes.gather(accelerator, len(micro_batches)))
         rate = learning_rate(self.config.optimizer, self.optimizer_step, self._planned_steps)
@@ -97,11 +100,12 @@ class Updater:
         for i in range(num_passes):
             if i < len(micro_batches):
                 chosen, share = rows[micro_batches[i]], weights[micro_batches[i]]
+                factors = policy_weights[micro_batches[i]] if policy_weights is not None else None
             else:  # another process has more micro-batches: join with a row of weight 0, since gradients are reduced together
-                chosen, share = torch.zeros(1, dtype=torch.long), weights.new_zeros(1, weights.shape[1])
+                chosen, share, factors = torch.zeros(1, dtype=torch.long), weights.new_zeros(1, weights.shape[1]), None
             final = i + 1 == num_passes
             with nullcontext() if final else accelerator.no_sync(self.model):
-                passes.append(self._backward(collected, chosen, share))
+                passes.append(self._backward(collected, chosen, share, factors))
         everyone = [done for part in processes.gather(accelerator, passes) for done in part]
         loss = sum(done.loss for done in everyone)
         norm = self._apply_gradients(loss, rate, [task for done in everyone for task in done.failed_tasks])
@@ -112,21 +116,23 @@ class Updater:
             "ratio/max_log": (max(done.max_log_ratio for done in everyone), 1.0),
         }
 
-    def _backward(self, collected: Collected, rows: Tensor, weights: Tensor) -> Pass:
-        """One forward and backward pass over ``rows``."""
+    def _backward(self, collected: Collected, rows: Tensor, weights: Tensor, policy_weights: Tensor | None) -> Pass:
+        """One forward and backward pass over ``rows``; ``weights`` and ``policy_weights`` are ``[n, T]``."""
         config = self.config.algorithm
         part = collected.batch.select(rows)
         forward = self.model(part, recipe.forward_needs(config))
         device, width = forward.log_probs.device, part.loss_mask.shape[1]
         weights = weights[:, :width].to(device)
-        reference = collected.reference_log_probs
+        credit, reference = collected.advantages[rows], collected.reference_log_probs
         result = recipe.decision_losses(
             config,
             forward,
             part.old_log_probs.to(device),
             weights != 0,
-            collected.advantages[rows].to(device),
+            (credit if credit.ndim == 1 else credit[:, :width]).to(device),
             reference[rows, :width].to(device) if reference is not None else None,
+            policy_weights=policy_weights[:, :width].to(device) if policy_weights is not None else None,
+            sampler_log_probs=part.sampler_log_probs.to(device) if part.sampler_log_probs is not None else None,
         )
         loss = weighted_sum(result.losses, weights)
         self.accelerator.backward(loss * self.accelerator.num_processes)  # gradients are averaged over processes
