@@ -194,7 +194,7 @@ class JudgeClient:
             return self._resting_until is not None
 
     def _note_failure(self, error: JudgeError) -> None:
-        if error.kind == "malformed":
+        if error.kind not in ("rate", "transient"):  # a refusal may be about this request alone
             return
         with self._lock:
             self._failed_in_a_row += 1

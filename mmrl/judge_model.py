@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, field
 
@@ -46,3 +47,10 @@ class ModelJudge:
         completion = batch.outcomes[0]
         prompt_tokens = int(batch.inputs.prompt_lengths[0])
         return Reply(text=completion.text, prompt_tokens=prompt_tokens, completion_tokens=completion.num_tokens)
+
+
+def default_device() -> torch.device:
+    """This process's accelerator, or the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
