@@ -12,8 +12,13 @@ import transformers
 from audio.config import BUILTIN_POLICIES, AudioRolloutConfig, AudioRunConfig, DatasetTasksConfig
 from audio.families import find_family, read_model_config
 from audio.frontend import AudioFrontend, open_media
+from audio.judges import rubric_terms
+from audio.planning import plan
+from audio.rewards import AUDIO_TERMS
 from audio.tasks import ToneTasks, tokenizer_corpus
 from audio.tiny import BUILDERS, build_tiny
+from audio.towers import embed_clips
+from mmrl.adapter import RewardTerm
 from mmrl.chat import ChatTask
 from mmrl.data import read_tasks
 from mmrl.language import LanguageAdapter
@@ -28,15 +33,28 @@ def build_adapter(config: AudioRunConfig) -> LanguageAdapter:
     model_config = read_model_config(directory, **options)
     family = find_family(model_config.model_type, directory)
     processor = getattr(transformers, family.processor_class).from_pretrained(directory, **options)
+    frontend = AudioFrontend(processor=processor, config=config.rollout, family=family, model_config=model_config)
+    constant = config.policy.freeze_tower and not config.policy.train_projection
     return LanguageAdapter(
         policy_config=config.policy,
         rollout_config=config.rollout,
-        frontend=AudioFrontend(processor=processor, config=config.rollout, family=family, model_config=model_config),
+        frontend=frontend,
         policy_dir=directory,
         sources=task_sources(config),
-        reward_terms=TEXT_TERMS,
+        reward_terms=reward_terms(config, frontend),
         seed=config.seed,
+        trained_in_tower=family.projection if config.policy.train_projection else (),
+        embed_media=partial(embed_clips, family=family) if constant else None,
     )
+
+
+def reward_terms(config: AudioRunConfig, frontend: AudioFrontend) -> Mapping[str, RewardTerm]:
+    """Rules by name, and the terms that a judge or the clip itself decides."""
+    rules = {**TEXT_TERMS, **AUDIO_TERMS}
+    judged = rubric_terms(
+        config, frontend, judge=config.judge, rubrics=config.rubrics, known=rules, build_adapter=build_adapter
+    )
+    return {**rules, **judged}
 
 
 def resolve_policy(path: str, *, seed: int) -> str:
@@ -48,6 +66,11 @@ def resolve_policy(path: str, *, seed: int) -> str:
     if path in BUILTIN_POLICIES:
         return str(ASSETS / path.replace("-", "_"))
     return path
+
+
+def check_without_weights(config: AudioRunConfig) -> list[tuple[str, str]]:
+    """Shapes and a memory forecast, as ``(name, value)`` rows."""
+    return plan(config, resolve_policy(config.policy.path, seed=config.seed))
 
 
 def media_opener(limits: AudioRolloutConfig) -> Callable[[str, object], object]:

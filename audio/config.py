@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from audio.rubrics_config import RubricsConfig
 from mmrl.config import RunConfig, Section
 from mmrl.data import DatasetConfig
+from mmrl.judge_config import JudgeConfig
 from mmrl.language_config import LanguagePolicyConfig, LanguageRolloutConfig
 
 BUILTIN_POLICIES = {
@@ -15,6 +17,7 @@ BUILTIN_POLICIES = {
     "tiny-qwen2.5-omni": "the thinker of Qwen2.5-Omni, the same way: also sees images and videos, hears up to 300 s",
     "tiny-qwen3-omni": "the thinker of Qwen3-Omni, the same way: a mixture of experts, hears clips of any length",
     "tiny-voxtral": "Voxtral, the same way: hears clips in pieces of 4 s",
+    "tone-listener": "tiny-qwen2.5-omni, warmed up by configs/audio/tones_warmup.yaml: writes down the built-in sounds",
 }
 
 ToneKind = Literal[
@@ -28,12 +31,15 @@ class AudioPolicyConfig(LanguagePolicyConfig):
     """Which model, in which precision, and which of its weights train."""
 
     train_projection: bool = False
-    """With ``freeze_tower``: keep training the last map from the audio tower to the language model."""
+    """With ``freeze_tower``: keep training the map from the audio tower to the language model (the tower is then run again in
+    every pass of the update)."""
 
     @model_validator(mode="after")
     def _projection_needs_a_frozen_tower(self) -> AudioPolicyConfig:
         if self.train_projection and not self.freeze_tower:
             raise ValueError("train_projection says what still trains when freeze_tower is true; without it all of it trains")
+        if self.train_projection and self.lora is not None:
+            raise ValueError("train_projection trains whole weights, and a run with lora trains its adapters only; drop one")
         return self
 
 
@@ -98,3 +104,7 @@ class AudioRunConfig(RunConfig):
     """Built-in questions about sounds, or a dataset."""
     rollout: AudioRolloutConfig = AudioRolloutConfig()
     """Sampling, prompt limits, and which media are taken."""
+    rubrics: RubricsConfig = RubricsConfig()
+    """How the reward term ``rubrics`` comes about, and the length at which ``overthink`` is 0."""
+    judge: JudgeConfig | None = None
+    """Who judges for ``rubrics``; without a judge that term is the same for all rollouts of a group."""

@@ -50,6 +50,8 @@ class Family:
     features: Literal["exact", "window", "windows"]
     """``exact``: as many frames as the clip has; ``window``: always one whole window, with a mask; ``windows``: as many whole
     windows as the clip needs, without a mask."""
+    projection: tuple[str, ...]
+    """Modules that map the audio tower's states to the language model's."""
     sees: bool = False
     """Takes images and videos as well."""
 
@@ -63,16 +65,16 @@ class Family:
 
 _QWEN25_OMNI = Family(
     model_class="Qwen2_5OmniThinkerForConditionalGeneration", processor_class="Qwen2_5OmniProcessor", count_tokens=halved_twice,
-    features="exact", sees=True,
+    features="exact", projection=("audio_tower.proj",), sees=True,
 )  # fmt: skip
 _QWEN3_OMNI = Family(
     model_class="Qwen3OmniMoeThinkerForConditionalGeneration", processor_class="Qwen3OmniMoeProcessor",
-    count_tokens=halved_thrice, features="exact", sees=True,
+    count_tokens=halved_thrice, features="exact", projection=("audio_tower.proj1", "audio_tower.proj2"), sees=True,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {
     "qwen2_audio": Family(
         model_class="Qwen2AudioForConditionalGeneration", processor_class="Qwen2AudioProcessor", count_tokens=halved_twice,
-        features="window",
+        features="window", projection=("multi_modal_projector",),
     ),
     "qwen2_5_omni": _QWEN25_OMNI,
     "qwen2_5_omni_thinker": _QWEN25_OMNI,
@@ -80,7 +82,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_omni_moe_thinker": _QWEN3_OMNI,
     "voxtral": Family(
         model_class="VoxtralForConditionalGeneration", processor_class="VoxtralProcessor", count_tokens=eighths,
-        features="windows",
+        features="windows", projection=("multi_modal_projector",),
     ),
 }  # fmt: skip
 """Families by the ``model_type`` of ``config.json``."""
@@ -94,9 +96,9 @@ def find_family(model_type: str, path: str) -> Family:
     return FAMILIES[model_type]
 
 
-def read_model_config(path: str, *, revision: str | None = None) -> PreTrainedConfig:
+def read_model_config(path: str, *, revision: str | None = None, local_files_only: bool = False) -> PreTrainedConfig:
     """The config of the part that trains, from a directory or hub name; of the thinker where the checkpoint holds more."""
-    tree, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
+    tree, _ = PreTrainedConfig.get_config_dict(path, revision=revision, local_files_only=local_files_only)
     return build_model_config(tree, path)
 
 

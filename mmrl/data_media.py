@@ -140,7 +140,7 @@ def _check_counts(messages: Sequence[Mapping[str, Any]], media: Mapping[str, Med
 
 
 def resolve_medium(value: Any, kind: str, field: str, root: MediaRoot) -> Any:
-    """What an opener understands: an absolute path, bytes, an opened object, a list of frames, or ``{"video":, "fps":}``."""
+    """What an opener understands: an absolute path, bytes, an opened object, frames, ``{"video":, "fps":, "audio":}``."""
     if value is None or (isinstance(value, (str, bytes)) and not value):
         raise RowError(field, f"empty {kind}", f"found {value!r}; expected a path, bytes or a data URI.")
     if isinstance(value, Number):
@@ -157,7 +157,7 @@ def resolve_medium(value: Any, kind: str, field: str, root: MediaRoot) -> Any:
 
 
 def _resolve_struct(value: Mapping[str, Any], kind: str, field: str, root: MediaRoot) -> Any:
-    """``{bytes, path}`` of parquet and datasets, ``{url}`` of chat APIs, ``{video, fps}``; decoded arrays stay as they are."""
+    """``{bytes, path}`` of parquet and datasets, ``{url}`` of chat APIs, ``{video, fps, audio}``; decoded arrays stay as is."""
     if value.get("array") is not None:
         return value
     keys = ("bytes", "path", "url", kind)
@@ -165,7 +165,10 @@ def _resolve_struct(value: Mapping[str, Any], kind: str, field: str, root: Media
     if not inner and not any(key in value for key in keys):
         raise RowError(field, "wrong type", f"found a struct of {sorted(value)}; expected one of {', '.join(keys)}.")
     resolved = resolve_medium(inner[0] if inner else None, kind, field, root)
-    return resolved if value.get("fps") is None else {kind: resolved, "fps": value["fps"]}
+    extra = {} if value.get("fps") is None else {"fps": value["fps"]}
+    if kind == "video" and value.get("audio") is not None:
+        extra["audio"] = resolve_medium(value["audio"], "audio", f"{field}.audio", root)
+    return {kind: resolved, **extra} if extra else resolved
 
 
 def _decode_uri(uri: str, field: str) -> bytes:

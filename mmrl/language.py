@@ -58,6 +58,10 @@ class LanguageAdapter:
     reward_terms: Mapping[str, RewardTerm]
     seed: int = 0
     """Seed of newly initialised weights (low-rank adapters)."""
+    trained_in_tower: Sequence[str] = ()
+    """Names of modules inside frozen towers that train all the same."""
+    embed_media: Callable[[nn.Module, Sequence[EncodedPrompt]], list[EncodedPrompt]] | None = None
+    """Replaces media of prompts by their embeddings, where a frozen tower makes these constant; None runs the tower again."""
 
     def __post_init__(self) -> None:
         tokenizer, config = self.frontend.processor.tokenizer, self.rollout_config
@@ -91,6 +95,8 @@ class LanguageAdapter:
         if config.freeze_tower:
             for tower in self._towers(model):
                 tower.requires_grad_(False)
+            for name in self.trained_in_tower:
+                model.base_model.get_submodule(name).requires_grad_(True)
         if config.lora is not None:
             model = self._add_lora(model)
         return model.eval()
@@ -121,7 +127,7 @@ class LanguageAdapter:
         self, policy: nn.Module, tasks: Sequence[ChatTask], group_size: int, seeds: Tensor, greedy: bool
     ) -> RolloutBatch:
         config = self.rollout_config
-        prompts = self._encode(tasks)
+        prompts = self._encode(policy, tasks)
         params = SamplingParams(
             max_new_tokens=config.max_new_tokens,
             temperature=config.temperature,
@@ -164,7 +170,7 @@ class LanguageAdapter:
             old_log_probs=torch.zeros(tokens.shape),
             loss_mask=mask,
             stop_reasons=("stop",) * len(tasks),
-            inputs=CompletionInputs(prompts=tuple(self._encode(tasks)), prompt_index=index, tokens=tokens),
+            inputs=CompletionInputs(prompts=tuple(self._encode(policy, tasks)), prompt_index=index, tokens=tokens),
         )
 
     def forward(self, policy: nn.Module, batch: RolloutBatch, needs: frozenset[str] = frozenset()) -> Forward:
@@ -210,7 +216,7 @@ class LanguageAdapter:
         _require_all_tensors(info, str(directory))
         policy.load_state_dict(saved.state_dict(), strict=True)
 
-    def _encode(self, tasks: Sequence[ChatTask]) -> list[EncodedPrompt]:
+    def _encode(self, policy: nn.Module, tasks: Sequence[ChatTask]) -> list[EncodedPrompt]:
         prompts = self.frontend.encode(tasks)
         limit = self.rollout_config.max_prompt_tokens
         for task, prompt in zip(tasks, prompts):
@@ -220,7 +226,7 @@ class LanguageAdapter:
                     f"{task.source or task.id}: the prompt has {length} tokens, rollout.max_prompt_tokens is {limit}; raise "
                     "the limit, shrink media (max_pixels) or drop the row. A prompt is never cut."
                 )
-        return prompts
+        return prompts if self.embed_media is None else self.embed_media(_model(policy), prompts)
 
     def _completion(self, token_ids: tuple[int, ...], stop_reason: str) -> Completion:
         text = self.frontend.processor.tokenizer.decode(token_ids, skip_special_tokens=True)
@@ -238,7 +244,15 @@ class LanguageAdapter:
 
         spec = self.policy_config.lora
         targets = spec.target_modules if isinstance(spec.target_modules, str) else list(spec.target_modules)
-        config = LoraConfig(r=spec.rank, lora_alpha=spec.alpha, target_modules=targets, lora_dropout=0.0)
+        towers = "|".join(name for name in self.frontend.tower_names)
+        config = LoraConfig(
+            r=spec.rank,
+            lora_alpha=spec.alpha,
+            target_modules=targets,
+            # layers of a media tower have the same names as those of the language model
+            exclude_modules=rf"(.*\.)?({towers})\..*" if self.policy_config.freeze_tower else None,
+            lora_dropout=0.0,
+        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return get_peft_model(model, config)
