@@ -256,23 +256,18 @@ def report_command(arguments: argparse.Namespace) -> None:
 
 def list_command(arguments: argparse.Namespace) -> None:
     from mmrl.algorithms import PRESETS
-    from mmrl.config import AlgorithmConfig, _suggest
+    from mmrl.config import _suggest
+    from mmrl.listing import algorithm_lines, explain
 
     if arguments.what == "algorithms":
-        for name, preset in PRESETS.items():
-            print(f"{name:<10} {preset.summary}{f'  [{preset.paper}]' if preset.paper else ''}")
+        print("\n".join(algorithm_lines()))
     elif arguments.what == "policies":
         for modality, entries in MODALITIES.items():
             policies = getattr(importlib.import_module(entries[0].partition(":")[0]), "BUILTIN_POLICIES", {})
             for name, summary in policies.items():
                 print(f"{name:<18} {modality:<9} {summary}")
     elif arguments.what in PRESETS:
-        preset = PRESETS[arguments.what]
-        print(f"{arguments.what}: {preset.summary}\npaper: {preset.paper or '-'}\n")
-        resolved = AlgorithmConfig(**preset.slots)
-        for key, field in AlgorithmConfig.model_fields.items():
-            if key != "name":
-                print(f"  {key:<18} {getattr(resolved, key)!s:<16} {field.description}")
+        print("\n".join(explain(arguments.what)))
     else:
         raise ConfigError(f"list {arguments.what!r}: {_suggest(arguments.what, [*PRESETS, 'algorithms', 'policies'])}")
 
