@@ -1,10 +1,13 @@
 """`mmrl.collection` on a bandit whose rewards are set by hand: contexts 0, 1, 2, 3 come in turn."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from mmrl import collection, recipe
+from mmrl.algorithms import PRESETS
 from mmrl.collection import collect
 from mmrl.errors import RewardError
 from mmrl.rewards import group_term, resolve_terms
@@ -159,3 +162,154 @@ def test_rollouts_have_no_gradient_and_leave_the_policy_alone(make_config):
     assert not result.batch.old_log_probs.requires_grad
     assert not result.advantages.requires_grad
     assert torch.isfinite(result.batch.rewards).all()
+
+
+# ---- selection, shaping and phases of recipes ---------------------------------------------------------------------------
+
+
+def by_context(values):
+    """A term whose rewards of a group depend on the context: ``values[context]`` cycled over the rollouts."""
+    return group_term(
+        lambda task, outcomes: [values[task.context][i % len(values[task.context])] for i in range(len(outcomes))]
+    )
+
+
+MIXED = {0: [0.0], 1: [1.0, 0.0], 2: [1.0], 3: [0.0, 1.0]}
+
+
+def test_what_a_selection_discards_is_counted(make_config):
+    config = make_config({"name": "dapo", "max_refills": 0})
+    result, _ = collected(config, terms={"accuracy": by_context(MIXED)})
+    logged = means(result)
+    assert task_ids(result.batch) == ["train/1", "train/3"]
+    assert logged["selection/discarded"] == 0.5
+    assert logged["selection/discarded_failed"] == logged["selection/discarded_solved"] == 0.25
+
+
+def test_a_rejected_group_stays_in_the_batch_without_an_advantage(make_config):
+    result, _ = collected(make_config("reinforce_rej"), terms={"accuracy": by_context(MIXED)})
+    assert len(result.batch) == 8
+    assert result.advantages.tolist() == [0, 0, 1, 0, 0, 0, 0, 1]
+    assert means(result)["selection/discarded"] == 0.5
+
+
+def test_rounds_draw_more_rollouts_of_open_tasks_only(make_config):
+    # Only the first rollout of a round can be right: contexts 1 and 3 settle at once, 0 never does, 2 is right throughout.
+    config = make_config({"name": "reinforce_ada_positive", "keep_per_group": 2, "entropy_coef": 0.0})
+    result, sampler = collected(config, terms={"accuracy": by_context(MIXED)})
+    assert sampler.position == 4  # no new tasks
+    sizes = [(result.batch.group_ids == group).sum().item() for group in range(4)]
+    assert sizes == [8, 2, 2, 2]
+    assert result.batch.group_ids.tolist() == sorted(result.batch.group_ids.tolist())
+    assert len(set(result.batch.seeds.tolist())) == 14
+    # Two of each group are trained on; the pool's mean is the baseline.
+    assert [int(result.trained[result.batch.group_ids == group].sum()) for group in range(4)] == [2, 2, 2, 2]
+    assert result.advantages[8:10].tolist() == [0.5, -0.5]
+    assert means(result)["selection/trained"] == 8 / 14
+    assert means(result)["groups/informative"] == 4 / 14
+
+
+def test_balanced_rounds_end_when_both_kinds_are_there(make_config):
+    config = make_config({"name": "reinforce_ada", "keep_per_group": 4, "entropy_coef": 0.0, "max_refills": 2})
+    result, _ = collected(config, terms={"accuracy": by_context(MIXED)})
+    # Mixed groups need two of each kind, so two rounds; constant ones use all three.
+    assert [(result.batch.group_ids == group).sum().item() for group in range(4)] == [6, 4, 6, 4]
+
+
+@pytest.mark.parametrize(("statistics", "expected"), [("all", 0.5), ("kept", 0.0)])
+def test_advantages_are_those_of_all_rollouts_or_of_the_kept_ones(make_config, statistics, expected):
+    config = make_config({"name": "dr_grpo", "subsample": "correct", "statistics": statistics})
+    result, _ = collected(config, terms={"accuracy": by_context(MIXED)})
+    assert result.trained.tolist() == [False, False, True, False, True, True, False, True]
+    assert result.advantages[result.trained].tolist() == [expected, 0, 0, expected]
+
+
+def test_shaping_changes_the_advantage_but_not_the_reward_that_is_logged(make_config):
+    shaping = [{"name": "outcome", "correct": 1.0, "wrong": -3.0}]
+    config = make_config({"name": "dr_grpo", "shaping": shaping})
+    result, _ = collected(config, terms={"accuracy": by_context(MIXED)})
+    assert result.advantages.tolist() == [0, 0, 2, -2, 0, 0, -2, 2]
+    assert result.batch.rewards.tolist() == [0, 0, 1, 0, 1, 1, 0, 1]
+    assert means(result)["reward/total"] == 0.5
+    assert means(result)["reward/shaping"] == -1.5
+
+
+def test_a_length_penalty_does_not_make_a_constant_group_informative(make_config):
+    config = make_config({"name": "dapo_overlong", "max_refills": 0})
+    result, _ = collected(config, terms={"accuracy": by_context({k: [1.0] for k in range(4)})})
+    assert means(result)["groups/informative"] == 0.0
+    assert means(result)["selection/discarded_solved"] == 1.0
+
+
+@pytest.mark.parametrize(("train_step", "lowest"), [(1, 0.0), (2, -1.0)])
+def test_capo_changes_phase_with_the_run(make_config, train_step, lowest):
+    config = make_config({"name": "capo", "positive_only_until": 0.5, "advantage_ddof": 0}, trainer={"num_steps": 2})
+    result, _ = collected(config, terms={"accuracy": by_context(MIXED)}, train_step=train_step)
+    assert result.advantages.min().item() == pytest.approx(lowest, abs=1e-4)
+    assert result.advantages.max().item() == pytest.approx(1.0, abs=1e-4)
+
+
+def test_advantages_may_differ_within_a_rollout(make_config):
+    reference = lambda batch: batch.old_log_probs - torch.arange(batch.old_log_probs.shape[1])  # noqa: E731
+    result, _ = collected(make_config("reinforce_pp"), terms={"accuracy": by_context(MIXED)}, reference=reference)
+    assert result.advantages.shape == result.batch.old_log_probs.shape
+    row = int(result.batch.num_decisions.argmax())
+    assert len(set(result.advantages[row].tolist())) == int(result.batch.num_decisions[row])
+    assert not result.advantages[~result.batch.loss_mask].any()
+
+
+def test_the_reference_is_asked_about_trained_rollouts_only(make_config):
+    seen = []
+
+    def reference(batch):
+        seen.append(len(batch))
+        return batch.old_log_probs - 1
+
+    result, _ = collected(
+        make_config({"name": "psr", "kl_coef": 0.1}), terms={"accuracy": by_context(MIXED)}, reference=reference
+    )
+    assert seen == [4]
+    batch, trained = result.batch, result.trained
+    gap = (result.reference_log_probs - batch.old_log_probs)[trained]
+    assert (gap[batch.loss_mask[trained]] == -1).all()
+    assert not result.reference_log_probs[~trained].any()
+
+
+def test_mismatch_weights_come_from_the_sampling_engine(make_config):
+    class TwoEngines(BanditAdapter):
+        def rollout(self, *args, **options):
+            batch = super().rollout(*args, **options)
+            return replace(batch, sampler_log_probs=batch.old_log_probs - 1.0)
+
+    config = make_config({"name": "grpo", "mismatch": "token_truncate", "mismatch_high": 2.0, "mismatch_normalize": True})
+    adapter = TwoEngines(reward_terms={"accuracy": by_context(MIXED)})
+    sampler = TaskSampler(adapter.task_source("train"), order="sequential", seed=0)
+    terms = resolve_terms(config.rewards, adapter.reward_terms)
+    result = collect(config, adapter, adapter.build_policy(), sampler, terms, ONE, train_step=1)
+    assert (result.mismatch_weights[result.batch.loss_mask] == 1.0).all()  # all truncated to 2, then divided by their mean
+    assert means(result)["mismatch/weight"] == 2.0
+    assert means(result)["mismatch/masked"] == 0.0
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_recipe_collects(make_config, name):
+    config = make_config({"name": name, "entropy_coef": 0.0}, group_size=4)
+    reference = (lambda batch: batch.old_log_probs - 0.1) if config.algorithm.kl_coef else None
+    result, _ = collected(config, terms={"accuracy": by_context(MIXED)}, reference=reference)
+    assert result.advantages.isfinite().all()
+    assert result.trained.any() and result.trained.shape == (len(result.batch),)
+
+
+def test_processes_share_the_statistics_of_the_batch(make_config, monkeypatch):
+    config = make_config({"name": "lite_ppo"})
+    whole, _ = collected(config, terms={"accuracy": by_context(MIXED)})
+    inputs = [
+        recipe.credit_inputs(config.algorithm, whole.batch.select(rows), weights={"accuracy": 1.0})
+        for rows in (torch.arange(2), torch.arange(2, 8))
+    ]
+    monkeypatch.setattr(collection.processes, "gather", lambda accelerator, value: inputs)
+    shares = [
+        collection._estimate(config.algorithm, inputs[rank], SimpleNamespace(num_processes=2, process_index=rank))
+        for rank in (0, 1)
+    ]
+    torch.testing.assert_close(torch.cat(shares), whole.advantages)

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mmrl import recipe
+from mmrl.algorithms import PRESETS
 from mmrl.checkpoint import policy_checksum
 from mmrl.collection import Collected
 from mmrl.config import OptimizerConfig
 from mmrl.errors import NumericsError
 from mmrl.losses import aggregation_weights, weighted_sum
+from mmrl.selection import SUBSAMPLES
 from mmrl.testing import BanditAdapter
 from mmrl.types import RolloutBatch
 from mmrl.update import Updater, build_optimizer, learning_rate
@@ -359,3 +361,113 @@ def test_the_schedule_counts_optimizer_steps_not_train_steps(make):
     # Eight optimizer steps at rates 1, 7/8, 6/8, 5/8 and then 4/8, 3/8, 2/8, 1/8.
     assert first["optimizer/learning_rate"] == (pytest.approx(26 / 8), 4.0)
     assert second["optimizer/learning_rate"] == (pytest.approx(10 / 8), 4.0)
+
+
+# Recipes
+
+
+def stale_collected(run, name, batch):
+    """Credit of ``batch`` as preset ``name`` gives it, on rollouts whose policy has moved since."""
+    algorithm = run.updater.config.algorithm
+    rewards = torch.randint(0, 2, (len(batch),), generator=torch.Generator().manual_seed(3)).float()
+    batch = replace(batch, rewards=rewards, reward_terms={"accuracy": rewards})
+    reference = (batch.old_log_probs - 0.3) * batch.loss_mask if recipe.needs_reference(algorithm) else None
+    advantages = recipe.compute_advantages(algorithm, batch, reference, weights={"accuracy": 1.0})
+    trained = SUBSAMPLES[algorithm.subsample](algorithm, batch, advantages)
+    weights = torch.rand(batch.old_log_probs.shape, generator=torch.Generator().manual_seed(4)) + 0.5
+    return Collected(
+        batch=batch, advantages=advantages, reference_log_probs=reference, totals={}, trained=trained, mismatch_weights=weights
+    )
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_micro_batches_do_not_change_the_gradient_of_any_recipe(make, name):
+    gradients = []
+    for micro_batch_tokens in (1, 8, 10_000):
+        run = make(algorithm=name, trainer={"micro_batch_tokens": micro_batch_tokens})
+        batch = uneven_rollouts(run.policy)
+        with torch.no_grad():
+            run.policy.weight[:, 0].add_(0.15)
+        run.updater.update(stale_collected(run, name, batch))
+        gradients.append(run.gradients[0][0])
+    assert gradients[0].abs().max() > 0
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_permuting_rollouts_does_not_change_the_gradient_of_any_recipe(make, name):
+    gradients = []
+    for permuted in (False, True):
+        run = make(algorithm=name)
+        batch = uneven_rollouts(run.policy)
+        with torch.no_grad():
+            run.policy.weight[:, 0].add_(0.15)
+        collected = stale_collected(run, name, batch)
+        if permuted:
+            order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(1))
+            again = collected.batch.select(order)
+            reference = collected.reference_log_probs[order] if collected.reference_log_probs is not None else None
+            algorithm = run.updater.config.algorithm
+            advantages = recipe.compute_advantages(algorithm, again, reference, weights={"accuracy": 1.0})
+            trained = SUBSAMPLES[algorithm.subsample](algorithm, again, advantages)
+            collected = Collected(
+                batch=again, advantages=advantages, reference_log_probs=reference, totals={}, trained=trained,
+                mismatch_weights=collected.mismatch_weights[order],
+            )  # fmt: skip
+        run.updater.update(collected)
+        gradients.append(run.gradients[0][0])
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_masked_positions_never_matter_to_any_recipe(make, name):
+    results = []
+    for junk in (0.0, math.nan):
+        run = make(algorithm=name)
+        batch = uneven_rollouts(run.policy)
+        with torch.no_grad():
+            run.policy.weight[:, 0].add_(0.15)
+        collected = stale_collected(run, name, batch)
+        hidden = ~collected.batch.loss_mask
+        changed = {"mismatch_weights": collected.mismatch_weights.masked_fill(hidden, junk)}
+        if collected.reference_log_probs is not None:
+            changed["reference_log_probs"] = collected.reference_log_probs.masked_fill(hidden, junk)
+        if collected.advantages.ndim == 2:
+            changed["advantages"] = collected.advantages.masked_fill(hidden, junk)
+        old = collected.batch.old_log_probs.masked_fill(hidden, junk)
+        collected = replace(collected, batch=replace(collected.batch, old_log_probs=old), **changed)
+        run.updater.update(collected)
+        results.append(run.gradients[0][0])
+    assert results[1].isfinite().all()
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_rollouts_that_a_subsample_leaves_out_do_not_count_in_any_mean(make):
+    for aggregation in ("token_mean", "sequence_mean", "sequence_sum"):
+        whole, part = (make(algorithm={"name": "grpo", "aggregation": aggregation}) for _ in range(2))
+        batch = uneven_rollouts(whole.policy)
+        advantages = torch.randn(len(batch), generator=torch.Generator().manual_seed(0))
+        trained = torch.arange(len(batch)) % 3 > 0
+        whole.updater.update(replace(collected_from(batch, advantages), trained=trained))
+        rows = trained.nonzero()[:, 0]
+        part.updater.update(collected_from(batch.select(rows), advantages[rows]))
+        torch.testing.assert_close(whole.gradients[0][0], part.gradients[0][0])
+
+
+def test_when_a_subsample_leaves_nothing_the_update_is_not_paid_for(make):
+    run = make(algorithm={"name": "psr", "kl_coef": 0.1})
+    batch = uneven_rollouts(run.policy)
+    collected = replace(collected_from(batch, reference=True), trained=torch.zeros(len(batch), dtype=torch.bool))
+    before = policy_checksum(run.policy)
+    run.updater.update(collected)
+    assert run.adapter.batches == [] and policy_checksum(run.policy) == before
+
+
+def test_credit_per_decision_that_is_constant_is_credit_per_rollout(make):
+    one, many = make(algorithm="grpo"), make(algorithm="grpo")
+    batch = uneven_rollouts(one.policy)
+    advantages = torch.randn(len(batch), generator=torch.Generator().manual_seed(0))
+    one.updater.update(collected_from(batch, advantages))
+    many.updater.update(collected_from(batch, advantages[:, None].expand(batch.loss_mask.shape)))
+    torch.testing.assert_close(one.gradients[0][0], many.gradients[0][0])
