@@ -62,7 +62,9 @@ def find_sounds(clip: AudioClip) -> list[Heard]:
     hop = round(HOP_S * clip.rate)
     frames = clip.samples[: len(clip.samples) // hop * hop].reshape(-1, hop).astype(np.float64)
     level = 10 * np.log10(np.maximum((frames**2).mean(axis=1), 1e-12))  # [frames] dB
-    floor = np.percentile(level[: max(1, round(0.05 / HOP_S))], 50)
+    if not len(level):
+        return []
+    floor = np.median(level[: round(0.05 / HOP_S)])
     active = np.flatnonzero(level > floor + ABOVE_FLOOR_DB)
     if not len(active):
         return []

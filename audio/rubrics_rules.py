@@ -127,7 +127,7 @@ def _first_loud(words: Sequence[str]) -> int | None:
 
 
 def _technique(hearing: Hearing) -> bool:
-    return _TECHNIQUES[hearing.noun][1](hearing)
+    return bool(hearing.said) and _TECHNIQUES[hearing.noun][1](hearing)
 
 
 STATIC_RULES: tuple[Rule, ...] = (

@@ -29,6 +29,11 @@ def task_of(kind, index=0, split="train"):
     return ToneTasks([kind], split=split, num_tasks=1000)[index]
 
 
+def first_task(kind, holds):
+    """The first task of a kind whose heard words fulfil a condition."""
+    return next(task for task in (task_of(kind, index) for index in range(100)) if holds(task.columns["heard"]))
+
+
 def question_of(task):
     return task.messages[0]["content"][-1]["text"]
 
@@ -125,22 +130,28 @@ def test_titles_are_different_and_weights_sum_to_one():
 
 
 def test_grounded_reasoning_outscores_a_lucky_guess_and_a_wrong_answer_may_outscore_both():
-    task = task_of("count", 5)
+    task = first_task("count", lambda heard: heard.count("beep") == 3 and "-" in heard)
     heard = task.columns["heard"]
-    count = heard.count("beep")
-    assert count > 1
-    group = [said(heard, task.answer), said("beep", task.answer), said(heard, count % 5 + 1), said("", count % 5 + 1)]
-    record = term()(task, group).record
-    grounded, lucky, unlucky, silent = record["scores"]
+    texts = [
+        (heard, 3),
+        ("beep", 3),
+        (heard, 4),
+        ("", 4),
+        ("beep beep beep", 3),
+        ("beep " * 5, 5),
+        ("low", 3),
+        ("beep beep", 2),
+    ]
+    record = term(group_size=8)(task, [said(evidence, answer) for evidence, answer in texts]).record
+    grounded, lucky, unlucky, silent, *_ = record["scores"]
     assert record["mode"] == "evolved"
     assert grounded == 1.0
     assert grounded > unlucky > lucky > silent
-    assert any(row["id"].startswith("N") for row in record["rubrics"])
 
 
 def test_verdicts_follow_the_waveform_and_not_the_record_of_the_clip():
-    task, other = task_of("order", 0), task_of("order", 1)
-    assert task.columns["heard"] != other.columns["heard"]
+    task = task_of("order")
+    other = first_task("order", lambda heard: heard.split()[0] not in task.columns["heard"])
     group = [said(task.columns["heard"], "x"), said(other.columns["heard"], "x"), said("", "x"), said("noise", "x")]
     lying = replace(task, columns=other.columns)
     assert term()(task, group).values == term()(lying, group).values
@@ -178,10 +189,10 @@ def test_digits_cannot_be_told_and_stay_neutral_without_harm_to_other_groups():
 
 
 def test_new_criteria_separate_and_repeat_nothing():
-    task = task_of("count", 5)
-    group = [said("beep " * n, task.answer) for n in range(4)]
+    task = first_task("count", lambda heard: heard == "beep - beep beep")
+    texts = ["", "beep", "beep - beep", "beep beep beep", "low", "beep - beep beep", "beep beep - beep", "beep " * 5]
     criteria = [{"id": c.id, "title": c.title, "text": c.text} for c in tone_rubrics(task)]
-    attempts = [{"result": "CORRECT", "reasoning": "beep " * n} for n in range(len(group))]
+    attempts = [{"result": "CORRECT", "reasoning": text} for text in texts]
     payload = {"question": question_of(task), "right_answer": task.answer, "criteria": criteria, "attempts": attempts}
 
     def ask(**changes):
