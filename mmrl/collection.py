@@ -137,6 +137,9 @@ def _select_groups(
         if all(processes.gather(accelerator, full)):
             break
     batch = _first_groups(RolloutBatch.concat(kept) if kept else last, quota)
+    if attempts > 1:  # rollouts that were paid for, as a multiple of those that were planned
+        drawn = int(totals["rollout/unscored"][1])
+        totals = {**totals, "selection/draws": (drawn, quota * config.sampling.group_size)}
     if selection.open_rows is not None:  # a group that was drawn in rounds is informative or not as a whole
         totals = {**totals, "groups/informative": (int(recipe.informative_rows(algorithm, batch).sum()), len(batch))}
     return batch, totals
@@ -161,7 +164,7 @@ def _estimate(algorithm: AlgorithmConfig, inputs: recipe.CreditInputs, accelerat
         parts = [getattr(part, name) for part in everyone]
         if parts[0] is None:
             return None
-        wide = name in ("mask", "kl")
+        wide = name in ("mask", "kl", "progress")
         return torch.cat([nn.functional.pad(part, (0, width - part.shape[1])) if wide else part for part in parts])
 
     per_row = {item.name: rows_of(item.name) for item in fields(inputs) if item.name != "weights"}
