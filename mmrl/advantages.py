@@ -56,6 +56,32 @@ def length_baseline_advantages(rewards: Tensor, group_ids: Tensor, lengths: Tens
     return group.finish(group.centered - group.spread_over_rows(shift))
 
 
+def progress_baseline_advantages(rewards: Tensor, group_ids: Tensor, domains: Tensor, mask: Tensor, progress: Tensor) -> Tensor:
+    """``r`` minus what the state before each decision let expect; float32 ``[N, T]``, 0 where masked.
+
+    The expectation is a linear baseline (Duan et al., arXiv 1604.06778), fitted by ridge regression to the decisions of each of
+    the ``domains`` (``[N]``): on the mean reward of the rest of the group, on the share of work done so far (``progress``
+    ``[N, T]``; NaN counts as 0), its square and its largest value so far, on time, and on products of these. A decision is thus
+    neither praised nor blamed for what happened before it, nor for what had become certain by then.
+    """
+    group = _GroupStatistics(rewards, group_ids)
+    values = rewards.double().masked_fill(~group.valid, 0.0)
+    mates = (group.spread_over_rows(group.sum_of(values)) - values) / (group.spread_over_rows(group.size) - 1).clamp(min=1)
+    done = progress.double().nan_to_num(0.0)
+    time = torch.linspace(0.0, 1.0, mask.shape[1], dtype=torch.float64).expand(mask.shape)
+    mates, best = mates[:, None].expand(mask.shape), done.cummax(dim=1).values if mask.numel() else done
+    columns = [torch.ones_like(done), mates, done, done**2, best, time, time**2, time * done, mates * done, mates * time]
+    features = torch.stack(columns, dim=2)  # [N, T, F]
+    used = mask & (group.valid & ~group.constant)[:, None]
+    result = torch.zeros(mask.shape)
+    for domain in domains.unique():
+        rows = used & (domains == domain)[:, None]
+        x, y = features[rows], values[:, None].expand(mask.shape)[rows]
+        weights = torch.linalg.solve(x.T @ x + torch.eye(x.shape[1], dtype=x.dtype), x.T @ y)
+        result[rows] = (y - x @ weights).float()
+    return result
+
+
 def gpg_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """``(N / number of nonzero rewards) (r - mean)`` (GPG, arXiv 2504.02546); float32 ``[N]``."""
     group = _GroupStatistics(rewards, group_ids)

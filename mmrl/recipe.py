@@ -6,6 +6,7 @@ here knows a modality. Advantages are ``[N]``, or ``[N, T]`` where the credit of
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from mmrl import advantages as adv
 from mmrl import losses
 from mmrl.algorithm_config import AlgorithmConfig
+from mmrl.errors import AdapterError
 from mmrl.losses import per_decision
 from mmrl.selection import correct_rollouts, informative_rows, pass_rates, rejected_rows
 from mmrl.shaping import ShapingInputs, shaped_rewards
@@ -38,6 +40,10 @@ class CreditInputs:
     """``[N, K]`` unweighted reward terms, NaN where one does not apply."""
     weights: Tensor
     """``[K]``."""
+    domains: Tensor
+    """``[N]`` int64, equal for tasks of one domain."""
+    progress: Tensor | None = None
+    """``[N, T]`` share of the work that was done before each decision, NaN where unknown."""
     kl: Tensor | None = None
     """``[N, T]`` KL per decision times its coefficient, when it belongs into the reward."""
 
@@ -68,6 +74,14 @@ def _center_whitened(config: AlgorithmConfig, x: CreditInputs) -> Tensor:
     return adv.whiten_decisions(adv.group_center_advantages(x.net_rewards(), x.group_ids), scored, ddof=config.advantage_ddof)
 
 
+def _progress_baseline(config: AlgorithmConfig, x: CreditInputs) -> Tensor:
+    if x.progress is None:
+        raise AdapterError(
+            "algorithm.advantage progress_baseline needs the share of work done, which these tasks do not measure."
+        )
+    return adv.progress_baseline_advantages(x.net_rewards(), x.group_ids, x.domains, x.mask, x.progress)
+
+
 ADVANTAGES: Mapping[str, Callable[[AlgorithmConfig, CreditInputs], Tensor]] = {
     "group_std": lambda c, x: adv.group_std_advantages(
         x.net_rewards(), x.group_ids, eps=c.advantage_eps, ddof=c.advantage_ddof
@@ -85,6 +99,7 @@ ADVANTAGES: Mapping[str, Callable[[AlgorithmConfig, CreditInputs], Tensor]] = {
     "beta_normalized": lambda c, x: adv.beta_normalized_advantages(x.net_rewards(), x.group_ids),
     "token_whitened": _token_whitened,
     "center_whitened": _center_whitened,
+    "progress_baseline": _progress_baseline,
     "raw": lambda c, x: adv.raw_advantages(x.net_rewards()),
     "positive_part": lambda c, x: adv.raw_advantages(x.net_rewards()).clamp(min=0),
     "sign": lambda c, x: adv.sign_advantages(x.rewards, x.correct),
@@ -92,7 +107,7 @@ ADVANTAGES: Mapping[str, Callable[[AlgorithmConfig, CreditInputs], Tensor]] = {
 }
 
 BATCH_WIDE = frozenset(
-    {"batch_std", "per_term_std", "gpg", "beta_normalized", "token_whitened", "center_whitened"}
+    {"batch_std", "per_term_std", "gpg", "beta_normalized", "token_whitened", "center_whitened", "progress_baseline"}
 )  # fmt: skip
 """Advantages whose statistics cross groups, so that all processes must look at the same batch."""
 
@@ -205,6 +220,8 @@ def credit_inputs(
         correct=correct_rollouts(config, batch),
         terms=torch.stack(columns, dim=1),
         weights=torch.tensor([weights[name] for name in names] or [1.0]),
+        domains=torch.tensor([zlib.crc32(task.domain.encode()) for task in batch.tasks]),
+        progress=batch.progress,
         kl=kl,
     )
 

@@ -103,6 +103,9 @@ class RolloutBatch:
     inputs: Inputs
     sampler_log_probs: Tensor | None = None
     """``[N, T]`` float32 from a separate sampling engine, or None when the policy itself sampled."""
+    progress: Tensor | None = None
+    """``[N, T]`` float32 share of the task's work that was done before each decision (negative when there is more to do than at
+    the start), NaN where unknown; None when the modality has no such measure."""
     rewards: Tensor | None = None
     """``[N]`` float32 total reward, NaN where no term applied; None until `mmrl.rewards.score` has run."""
     reward_terms: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
@@ -116,7 +119,7 @@ class RolloutBatch:
             raise AdapterError(
                 f"RolloutBatch.old_log_probs has shape {tuple(self.old_log_probs.shape)}; expected [N, T] with N = {num} tasks."
             )
-        per_decision = {"loss_mask": self.loss_mask, "sampler_log_probs": self.sampler_log_probs}
+        per_decision = {"loss_mask": self.loss_mask, "sampler_log_probs": self.sampler_log_probs, "progress": self.progress}
         for name, tensor in per_decision.items():
             if tensor is not None and tensor.shape != self.old_log_probs.shape:
                 raise AdapterError(

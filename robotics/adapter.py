@@ -230,7 +230,19 @@ class RoboticsAdapter:
             loss_mask=mask[:, :width],
             stop_reasons=tuple(episode.stop_reason for episode in episodes),
             inputs=inputs,
+            progress=self._progress(episodes, width),
         )
+
+    def _progress(self, episodes: Sequence[Episode], width: int) -> Tensor:
+        """``[N, width]`` share of the work done before each decision; NaN after the end, and where there is no measure."""
+        stride = self.config.rollout.execution_horizon if self.config.rollout.decisions == "chunk" else 1
+        done = torch.full((len(episodes), width), torch.nan)
+        for row, episode in enumerate(episodes):
+            before = episode.left[: episode.num_steps : stride]
+            if episode.left[0] > 0:
+                share = np.clip(1.0 - before / episode.left[0], -1.0, 1.0)
+                done[row, : len(share)] = torch.from_numpy(share[:width]).float()
+        return done
 
     def _decision_mask(self, executed: Tensor) -> Tensor:
         """``[N, T]`` decisions that were taken, or ``[N, T * H]`` commands that were executed."""

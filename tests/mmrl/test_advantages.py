@@ -3,6 +3,7 @@
 The documents' values have six digits, so they are compared to within 1e-6. Section numbers are those of algorithms.md.
 """
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +15,7 @@ from mmrl.advantages import (
     group_center_advantages,
     group_std_advantages,
     leave_one_out_advantages,
+    progress_baseline_advantages,
 )
 
 P0 = [1.0, 0.0, 0.0, 1.0]
@@ -294,3 +296,61 @@ def test_nan_rows_can_be_removed_without_changing_the_rest(batch, estimator, dat
     advantages = estimator(rewards.masked_fill(missing, NAN), ids)
     assert_near(advantages[~missing], estimator(rewards[~missing], ids[~missing]))
     assert not advantages[missing].any()
+
+
+def _episodes(num_groups=30, size=4, width=12, seed=0):
+    """Episodes whose reward depends on what was done by the end, with lengths of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    num = num_groups * size
+    lengths = torch.randint(4, width + 1, (num,), generator=generator)
+    mask = torch.arange(width) < lengths[:, None]
+    progress = (torch.rand(num, width, generator=generator) * 0.3).cumsum(dim=1).clamp(max=1.0)
+    return mask, progress, torch.arange(num_groups).repeat_interleave(size), generator
+
+
+def test_a_progress_baseline_leaves_nothing_of_rewards_that_the_state_foretold():
+    mask, _, group_ids, generator = _episodes()
+    rewards = torch.rand(len(mask), generator=generator)
+    progress = rewards[:, None].expand(mask.shape)
+    domains = torch.zeros(len(mask), dtype=torch.int64)
+    credit = progress_baseline_advantages(rewards, group_ids, domains, mask, progress)
+    assert credit.abs().max() < 0.05  # the ridge leaves a trace
+    assert group_center_advantages(rewards, group_ids).abs().max() > 0.3
+
+
+def test_a_progress_baseline_is_the_residual_of_a_ridge_regression():
+    mask, progress, group_ids, generator = _episodes(num_groups=6)
+    rewards = torch.rand(len(mask), generator=generator)
+    credit = progress_baseline_advantages(rewards, group_ids, torch.zeros(len(mask), dtype=torch.int64), mask, progress)
+    rows, targets = [], []
+    for i in range(len(mask)):
+        mates = float(rewards[(group_ids == group_ids[i])].sum() - rewards[i]) / 3
+        for t in range(int(mask[i].sum())):
+            done, best, time = float(progress[i, t]), float(progress[i, : t + 1].max()), t / 11
+            rows.append([1, mates, done, done**2, best, time, time**2, time * done, mates * done, mates * time])
+            targets.append(float(rewards[i]))
+    x, y = np.array(rows), np.array(targets)
+    expected = y - x @ np.linalg.solve(x.T @ x + np.eye(10), x.T @ y)
+    np.testing.assert_allclose(credit[mask].numpy(), expected, atol=1e-5)
+    assert (credit[~mask] == 0).all()
+
+
+def test_a_progress_baseline_fits_domains_apart_and_ignores_masked_numbers():
+    mask, progress, group_ids, generator = _episodes(num_groups=8)
+    rewards = torch.rand(len(mask), generator=generator)
+    domains = (group_ids >= 4).long()
+    credit = progress_baseline_advantages(rewards, group_ids, domains, mask, progress)
+    half = domains == 0
+    alone = progress_baseline_advantages(rewards[half], group_ids[half], domains[half], mask[half], progress[half])
+    torch.testing.assert_close(credit[half], alone)
+    spoiled = progress.masked_fill(~mask, torch.nan)
+    torch.testing.assert_close(progress_baseline_advantages(rewards, group_ids, domains, mask, spoiled), credit)
+
+
+def test_a_progress_baseline_gives_constant_groups_and_rows_without_a_reward_nothing():
+    mask, progress, group_ids, generator = _episodes(num_groups=4)
+    rewards = torch.rand(len(mask), generator=generator)
+    rewards[:4], rewards[5] = 1.0, torch.nan
+    credit = progress_baseline_advantages(rewards, group_ids, torch.zeros_like(group_ids), mask, progress)
+    assert (credit[:4] == 0).all() and (credit[5] == 0).all()
+    assert credit[6].abs().sum() > 0
