@@ -51,6 +51,7 @@ def policy_config(section: AnyPolicySection, *, num_joints: int, execution_horiz
             word_dim=section.word_dim,
             num_readers=section.num_readers,
             vocabulary=list(vocabulary()),
+            sharpness=section.sharpness,
             initial_log_std=math.log(section.initial_std),
             min_log_std=math.log(section.min_std),
             max_log_std=math.log(section.max_std),

@@ -32,6 +32,9 @@ class GaussianChunkConfig(PreTrainedConfig):
     """Width of word and object embeddings."""
     num_readers: int = 2
     """Things of the scene that the instruction may name at once, Q."""
+    sharpness: float = 1.0
+    """Factor of the readers' attention scores. Near 1 every object is seen at first, which learning from rewards alone needs;
+    at 10 a reader soon sees one object and none of the others, which cloning needs to be exact."""
     vocabulary: list[str] = field(default_factory=list)
     """Words with an embedding; others are ignored."""
     max_words: int = 16

@@ -102,7 +102,7 @@ class GaussianChunkPolicy(ActsInChunks, PreTrainedPolicy):
         yaws = scene[:, 3 + 3 * len(SLOTS) :].unflatten(1, (-1, 2))  # of the first slots, the blocks
         yaws = torch.cat([yaws, yaws.new_zeros(len(yaws), len(SLOTS) - yaws.shape[1], 2)], dim=1)
         scores = self.query(meanings) @ self.keys.T / math.sqrt(self.config.word_dim)
-        attention = scores.softmax(dim=2)  # [B, Q, K]
+        attention = (self.config.sharpness * scores).softmax(dim=2)  # [B, Q, K]
         points, turns = attention @ slots, attention @ yaws  # [B, Q, 3], [B, Q, 2]
         offsets = _OFFSET_GAIN * (points - gripper[:, None])
         found = torch.cat([points, offsets, turns, meanings], dim=2).flatten(1)
