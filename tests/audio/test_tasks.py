@@ -87,7 +87,7 @@ def test_answers_of_two_options_are_even():
     for name in ("contour", "louder", "tempo", "same"):
         source = tasks(kinds=[name])
         first = KINDS[name].options(None, "")[0]
-        assert 0.4 < np.mean([source[index].answer == first for index in range(400)]) < 0.6
+        assert 0.35 < np.mean([source[index].answer == first for index in range(150)]) < 0.65
 
 
 def test_what_is_heard_lists_every_event():
@@ -112,9 +112,9 @@ def test_what_is_heard_lists_every_event():
 
 def test_rewarded_kinds_have_no_demonstration_and_their_questions_are_never_demonstrated():
     source = tasks(kinds=[name for name in ALL if KINDS[name].demonstrated])
-    demonstrated = {question_of(source[index]) for index in range(4000)}
-    assert len(demonstrated) > 200
-    for index in range(60 * len(REWARDED)):
+    demonstrated = {question_of(source[index]) for index in range(900)}
+    assert len(demonstrated) > 120
+    for index in range(20 * len(REWARDED)):
         task = tasks(kinds=REWARDED)[index]
         assert task.demonstration == "" and question_of(task) not in demonstrated
 
@@ -122,7 +122,7 @@ def test_rewarded_kinds_have_no_demonstration_and_their_questions_are_never_demo
 def test_a_demonstrated_choice_says_nothing_about_the_sounds():
     source = tasks(kinds=["choose_word"])
     agree = []
-    for index in range(2500):
+    for index in range(900):
         task = source[index]
         word = task.demonstration.split("<answer>")[1].split("</answer>")[0]
         assert word in task.columns["options"] and word in question_of(task)
@@ -131,7 +131,7 @@ def test_a_demonstrated_choice_says_nothing_about_the_sounds():
             agree.append(word == ("even", "odd")[int(heard[0]) % 2])
         if word in ("slow", "fast") and heard[0] == "beep":
             agree.append((word == "slow") == ("-" in heard))
-    assert len(agree) > 80 and 0.33 < sum(agree) / len(agree) < 0.67
+    assert len(agree) > 40 and 0.3 < sum(agree) / len(agree) < 0.7  # four standard deviations
 
 
 def test_gold_answers_earn_the_reward_and_wrong_ones_do_not():
@@ -154,9 +154,9 @@ def test_an_index_past_the_end_is_refused():
 
 def test_the_tokenizer_corpus_holds_every_question():
     text = "\n".join(tokenizer_corpus())
-    source = tasks()
-    seen = [question_of(source[index]) in text for index in range(500)]
-    assert np.mean(seen) > 0.97
+    source = tasks(kinds=[name for name in REWARDED if name != "order"])  # with its many pairs of names
+    assert all(question_of(source[index]) in text for index in range(16))
+    assert all(name in text for name in TIMBRES)
 
 
 # --- sounds ---
