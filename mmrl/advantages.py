@@ -62,7 +62,8 @@ def progress_baseline_advantages(rewards: Tensor, group_ids: Tensor, domains: Te
     The expectation is a linear baseline (Duan et al., arXiv 1604.06778), fitted by ridge regression to the decisions of each of
     the ``domains`` (``[N]``): on the mean reward of the rest of the group, on the share of work done so far (``progress``
     ``[N, T]``; NaN counts as 0), its square and its largest value so far, on time, and on products of these. A decision is thus
-    neither praised nor blamed for what happened before it, nor for what had become certain by then.
+    neither praised nor blamed for what happened before it, nor for what had become certain by then. Rollouts are compared with
+    all others of their domain, so a group whose rewards are all equal has credit too.
     """
     group = _GroupStatistics(rewards, group_ids)
     values = rewards.double().masked_fill(~group.valid, 0.0)
@@ -72,7 +73,7 @@ def progress_baseline_advantages(rewards: Tensor, group_ids: Tensor, domains: Te
     mates, best = mates[:, None].expand(mask.shape), done.cummax(dim=1).values if mask.numel() else done
     columns = [torch.ones_like(done), mates, done, done**2, best, time, time**2, time * done, mates * done, mates * time]
     features = torch.stack(columns, dim=2)  # [N, T, F]
-    used = mask & (group.valid & ~group.constant)[:, None]
+    used = mask & group.valid[:, None]
     result = torch.zeros(mask.shape)
     for domain in domains.unique():
         rows = used & (domains == domain)[:, None]

@@ -24,7 +24,7 @@ Ratio = Literal["token", "sequence", "sequence_token", "sequence_product"]
 Mismatch = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_mask"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant", "sign_token_mean"]
 
-NEEDS_NO_GROUP = frozenset({"token_whitened", "raw", "positive_part", "sign", "ones"})
+NEEDS_NO_GROUP = frozenset({"token_whitened", "progress_baseline", "raw", "positive_part", "sign", "ones"})
 """Advantages that do not compare the rollouts of a group."""
 
 

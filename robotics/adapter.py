@@ -94,8 +94,9 @@ class RoboticsAdapter:
             raise DataError(f"split {split!r} is not known; expected one of: {', '.join(ranges)}.")
         if split == "train" and self._demonstrations is not None:
             return self._demonstrations.tasks
+        families = section.families if split == "train" else tuple(dict.fromkeys(section.families))  # drawn twice, asked once
         return RobotTasks(
-            section.families,
+            families,
             first_seed=ranges[split].first,
             num_layouts=ranges[split].count,
             goals=section.goals,
