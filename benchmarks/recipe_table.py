@@ -5,8 +5,8 @@
 Each cell is one ``mmrl train CONFIG algorithm=NAME seed=S`` below ``--runs``. A run that has finished is not repeated, one that
 was interrupted is resumed, so the command may be stopped and started again. Steps and tasks per step are the config's, so every
 recipe plans the same number of rollouts; *draws* is the multiple of it that was paid for. Reward, entropy and length are means
-of the last tenth of the steps. *KL to start* is the mean of ``log pi - log pi at the start`` over decisions that the final policy
-samples on held-out tasks. Every pair after ``--set`` is passed on to every run.
+of the last tenth of the steps. *KL to start* is the mean of ``log pi - log pi at the start`` over decisions that the last
+policy samples on held-out tasks. Every pair after ``--set`` is passed on to every run.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ groups come about whatever the number of processes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
@@ -112,6 +113,7 @@ def _select_groups(
     attempts = 1 + (algorithm.max_refills if selection.refill or selection.open_rows else 0)
     kept: list[RolloutBatch] = []
     totals: processes.Totals = {}
+    domains: processes.Totals = {}
     tasks = None
     for attempt in range(attempts):
         if tasks is None or selection.refill:
@@ -123,6 +125,7 @@ def _select_groups(
         if batch is not None:
             rows = selection.keep(algorithm, batch)
             totals = processes.add(totals, _totals(batch), _group_totals(algorithm, batch, rows))
+            domains = processes.add(domains, _domain_totals(batch))
             if rows.any():
                 kept.append(batch.select(rows.nonzero()[:, 0]))
             last = batch
@@ -137,6 +140,8 @@ def _select_groups(
         if all(processes.gather(accelerator, full)):
             break
     batch = _first_groups(RolloutBatch.concat(kept) if kept else last, quota)
+    everyone = processes.add(*processes.gather(accelerator, domains))
+    sampler.observe({domain: value / count for domain, (value, count) in everyone.items() if count})
     if attempts > 1:  # rollouts that were paid for, as a multiple of those that were planned
         drawn = int(totals["rollout/unscored"][1])
         totals = {**totals, "selection/draws": (drawn, quota * config.sampling.group_size)}
@@ -246,6 +251,16 @@ def _group_totals(algorithm: AlgorithmConfig, batch: RolloutBatch, rows: Tensor)
         "selection/discarded_failed": (int((dropped & (rate == 0)).sum()), num),
         "selection/discarded_solved": (int((dropped & (rate == 1)).sum()), num),
     }
+
+
+def _domain_totals(batch: RolloutBatch) -> dict[str, tuple[float, float]]:
+    """Sum and count of the rewards of each domain."""
+    totals: dict[str, tuple[float, float]] = {}
+    for task, reward in zip(batch.tasks, batch.rewards.tolist()):
+        if not math.isnan(reward):
+            value, count = totals.get(task.domain, (0.0, 0.0))
+            totals[task.domain] = (value + reward, count + 1)
+    return totals
 
 
 def _by_group(batch: RolloutBatch) -> RolloutBatch:

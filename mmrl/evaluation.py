@@ -32,7 +32,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Attempt the first ``num_tasks`` tasks once each; the metric's mean, interval and count, overall and per domain.
 
-    Processes share the tasks; the result is the same on each. Tasks to which the metric does not apply are not counted.
+    Processes share the tasks; the result is the same on each. Tasks to which the metric does not apply are not counted. A term
+    whose function has ``record(task, outcome)`` and ``summarize(records)`` adds an entry to ``summaries``.
     ``on_batch(done, total)`` is told of progress.
     """
     check_metric(config.metric, terms)
@@ -41,9 +42,13 @@ def evaluate(
     mine = range(rank, total, world_size)
     values: list[tuple[str, float]] = []
     failure: RewardError | None = None
+    summarized = {name: term.function for name, term in terms.items() if hasattr(term.function, "summarize")}
+    records: dict[str, list[Any]] = {name: [] for name in summarized}
     for start in range(0, len(mine), config.batch_size):
         tasks = [source[index] for index in mine[start : start + config.batch_size]]
         batch = adapter.rollout(policy, tasks, group_size=1, seeds=rollout_seeds(0, start, rank, len(tasks)), greedy=True)
+        for name, term in summarized.items():
+            records[name] += [term.record(task, outcome) for task, outcome in zip(batch.tasks, batch.outcomes)]
         try:
             scored = score(batch, {config.metric: terms[config.metric]})
         except RewardError as error:
@@ -55,11 +60,14 @@ def evaluate(
     values = [entry for part in processes.gather(accelerator, values) for entry in part]
     known = [(domain, value) for domain, value in values if not math.isnan(value)]
     domains = sorted({domain for domain, _ in known})
+    parts = processes.gather(accelerator, records)
+    summaries = {name: term.summarize([entry for part in parts for entry in part[name]]) for name, term in summarized.items()}
     return {
         "split": config.split,
         "metric": config.metric,
         "overall": summarize([value for _, value in known]),
         "domains": {name: summarize([value for domain, value in known if domain == name]) for name in domains},
+        **({"summaries": summaries} if summaries else {}),
     }
 
 

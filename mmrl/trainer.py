@@ -24,7 +24,7 @@ from mmrl.errors import CheckpointError, ConfigError, NumericsError, RewardError
 from mmrl.evaluation import check_metric, evaluate
 from mmrl.rewards import judged_terms, resolve_terms
 from mmrl.run_dir import RunDirectory
-from mmrl.sampling import TaskSampler
+from mmrl.sampling import build_sampler
 from mmrl.types import RolloutBatch
 from mmrl.update import Updater
 
@@ -70,7 +70,7 @@ class Trainer:
         self.policy = adapter.build_policy().to(self.accelerator.device)
         self.reference = adapter.freeze_reference(self.policy) if recipe.needs_reference(config.algorithm) else None
         self.updater = Updater(config, adapter, self.policy, self.accelerator)
-        self.sampler = TaskSampler(adapter.task_source("train"), order=config.sampling.order, seed=config.seed)
+        self.sampler = build_sampler(config.sampling, adapter.task_source("train"), config.seed)
         self.run_dir = RunDirectory(config.run_dir)
         self.train_step = 0
         self.constant_steps = 0
@@ -222,6 +222,7 @@ class Trainer:
                     "train_step": self.train_step,
                     "optimizer_step": self.updater.optimizer_step,
                     "tasks_drawn": self.sampler.position,
+                    "sampler": self.sampler.state(),
                     "constant_steps": self.constant_steps,
                     "evaluated": self.evaluated,
                     "best": self.best,
@@ -258,7 +259,7 @@ class Trainer:
             raise CheckpointError(f"{snapshot.policy_dir}: the loaded policy differs from the one that was saved.")
         checkpoint.load_optimizer_tensors(self.updater.optimizer, self._parameter_names, snapshot.optimizer, directory)
         self.updater.optimizer_step = state["optimizer_step"]
-        self.sampler.position = state["tasks_drawn"]
+        self.sampler.load_state(state.get("sampler", {"position": state["tasks_drawn"]}))
         self.train_step, self.constant_steps = state["train_step"], state["constant_steps"]
         self.evaluated, self.best = state.get("evaluated"), state["best"]
         if directory.resolve().parent == self.run_dir.checkpoints.resolve():
@@ -309,12 +310,12 @@ class Trainer:
     @contextmanager
     def _saved_if_a_reward_fails(self) -> Iterator[None]:
         """Write a checkpoint before a `RewardError` ends the run; a resumed run attempts the same tasks again."""
-        tasks_drawn = self.sampler.position
+        drawn = self.sampler.state()
         try:
             yield
         except RewardError as error:
             record = self._dump("reward", error)
-            self.sampler.position = tasks_drawn
+            self.sampler.load_state(drawn)
             self._save()
             raise RewardError(f"{str(error).rstrip('.')}. Checkpoint of step {self.train_step} written.{record}") from error
 

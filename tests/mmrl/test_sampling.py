@@ -1,12 +1,22 @@
 """`mmrl.sampling`: tasks and seeds are functions of a seed and a counter."""
 
+import json
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mmrl.errors import DataError
-from mmrl.sampling import TaskSampler, rollout_seeds
+from mmrl.sampling import (
+    DomainSampler,
+    TaskSampler,
+    allocate,
+    decayed_success_rate,
+    domain_weights,
+    rollout_seeds,
+)
+from mmrl.types import Task
 
 
 def sampler(num_tasks=10, order="shuffled", seed=0):
@@ -66,3 +76,74 @@ def test_seeds_are_different_and_fit_every_generator():
     assert int(seeds.min()) >= 0
     torch.Generator().manual_seed(int(seeds.max()))
     assert rollout_seeds(0, 1, 0, 0).shape == (0,)
+
+
+# ---- domain-aware sampling: algorithms.md 10.6 and 12.2 -----------------------------------------------------------------
+
+REWARDS = {"a": 0.9, "b": 0.5, "c": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("temperature", "weights", "counts"),
+    [
+        (0.3, [0.066199, 0.251138, 0.682663], [4, 16, 44]),
+        (0.8, [0.198114, 0.326635, 0.475251], [12, 20, 32]),
+    ],
+)
+def test_domains_far_from_their_target_get_more_tasks(temperature, weights, counts):
+    found = domain_weights(REWARDS, temperature=temperature)
+    assert list(found.values()) == pytest.approx(weights, abs=1e-6)
+    assert list(allocate(found, 64).values()) == counts
+
+
+def test_domains_without_a_reward_have_a_uniform_weight():
+    assert domain_weights({"a": None, "b": None}) == {"a": 0.5, "b": 0.5}
+    found = domain_weights({"a": None, "b": 0.0, "c": 0.0, "d": 2.0})
+    assert found["a"] == 0.25 and found["b"] == found["c"] > found["d"]
+    assert sum(found.values()) == pytest.approx(1.0)
+
+
+@given(weights=st.lists(st.floats(0, 1), min_size=1, max_size=6).filter(lambda w: sum(w) > 0), count=st.integers(0, 100))
+def test_all_places_are_given_away(weights, count):
+    shares = allocate({str(i): w / sum(weights) for i, w in enumerate(weights)}, count)
+    assert sum(shares.values()) == count and min(shares.values()) >= 0
+
+
+def domain_sampler(**options):
+    source = [Task(id=f"{domain}{i}", domain=domain) for domain in "abc" for i in range(5)]
+    return DomainSampler(source, order="shuffled", seed=3, **{"refresh": 1, **options})
+
+
+def test_weights_follow_the_smoothed_reward_at_every_refresh():
+    sampler = domain_sampler(refresh=2, smoothing=0.5)
+    assert [task.domain for task in sampler.next(6)] == ["a", "a", "b", "b", "c", "c"]
+    sampler.observe({"a": 1.0, "b": 0.2})
+    assert list(sampler.weights.values()) == pytest.approx([1 / 3] * 3)
+    sampler.observe({"a": 0.8, "b": 0.8, "c": 0.2})
+    assert sampler.averages == pytest.approx({"a": 0.9, "b": 0.5, "c": 0.2})
+    assert list(sampler.weights.values()) == pytest.approx([0.066199, 0.251138, 0.682663], abs=1e-6)
+
+
+def test_a_domain_is_walked_through_without_replacement_and_wraps():
+    sampler = domain_sampler()
+    drawn = [task.id for task in sampler.next(3 * 15)]
+    for domain in "abc":
+        members = [name for name in drawn if name[0] == domain]
+        assert all(sorted(members[i : i + 5]) == [f"{domain}{k}" for k in range(5)] for i in (0, 5, 10))
+
+
+def test_a_domain_sampler_goes_on_from_its_state():
+    first, second = domain_sampler(), domain_sampler()
+    first.next(7)
+    first.observe(REWARDS)
+    second.load_state(json.loads(json.dumps(first.state())))
+    assert [task.id for task in first.next(20)] == [task.id for task in second.next(20)]
+    first.observe({"a": 0.0})
+    second.observe({"a": 0.0})
+    assert first.state() == second.state()
+
+
+def test_decayed_success_rates():
+    # algorithms.md 12.1: N = 0.9 * 8 + 8 = 15.2, K = 0.9 * 1 + 2 = 2.9, (2.9 + 1) / (15.2 + 2).
+    assert decayed_success_rate([(8, 1), (8, 2)]) == pytest.approx(0.226744, abs=1e-6)
+    assert decayed_success_rate([]) == 0.5
