@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import transformers
-
 from audio.config import BUILTIN_POLICIES, AudioRolloutConfig, AudioRunConfig, DatasetTasksConfig
-from audio.families import find_family, read_model_config
+from audio.families import find_family, load_processor, read_model_config
 from audio.frontend import AudioFrontend, open_media
 from audio.judges import rubric_terms
 from audio.planning import plan
@@ -32,7 +30,7 @@ def build_adapter(config: AudioRunConfig) -> LanguageAdapter:
     directory, options = resolve_policy(config.policy.path, seed=config.seed), {"revision": config.policy.revision}
     model_config = read_model_config(directory, **options)
     family = find_family(model_config.model_type, directory)
-    processor = getattr(transformers, family.processor_class).from_pretrained(directory, **options)
+    processor = load_processor(family, directory, **options)
     frontend = AudioFrontend(processor=processor, config=config.rollout, family=family, model_config=model_config)
     constant = config.policy.freeze_tower and not config.policy.train_projection
     return LanguageAdapter(

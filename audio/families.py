@@ -8,13 +8,14 @@ with ``config.json`` of type ``..._thinker``, weights without the ``thinker.`` p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmrl.errors import ConfigError
@@ -125,22 +126,43 @@ class Loader:
         return model, {**info, "unexpected_keys": {k for k in info["unexpected_keys"] if not k.startswith(others)}}
 
 
+def load_processor(family: Family, path: str, **options: Any) -> Any:
+    """The family's processor, without a warning that a thinker's directory is not a whole model."""
+    logger = logging.getLogger("transformers.configuration_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        return getattr(transformers, family.processor_class).from_pretrained(path, **options)
+    finally:
+        logger.setLevel(level)
+
+
 def mend_audio_tower(model: nn.Module) -> None:
     """Keep clips apart in Qwen3-Omni's audio tower, and give it features in its own precision.
 
     Its layers pass window boundaries to flash attention only. With other kernels every clip of a batch would attend to all
-    others, and a long clip across its windows; here they get the mask that the boundaries mean.
+    others, and a long clip across its windows; here they get the mask that the boundaries mean. Its convolutions see padding
+    after a clip's last frames only if the batch holds a whole chunk; here it always does, since a chunk of silence is added.
     """
     tower = getattr(model, "audio_tower", None)
     if type(tower).__name__ != "Qwen3OmniMoeAudioEncoder":
         return
-    tower.register_forward_pre_hook(_features_in_own_precision)
+    tower.register_forward_pre_hook(_add_a_chunk, with_kwargs=True)
+    tower.register_forward_hook(_drop_the_chunk)
     for layer in tower.layers:
         layer.register_forward_pre_hook(_mask_between_windows, with_kwargs=True)
 
 
-def _features_in_own_precision(tower: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (inputs[0].to(tower.proj2.weight.dtype), *inputs[1:])
+def _add_a_chunk(tower: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    features, lengths = inputs[0].to(tower.proj2.weight.dtype), options["feature_lens"]
+    chunk = 2 * tower.n_window
+    features = torch.cat([features, features.new_zeros(features.shape[0], chunk)], dim=1)
+    return (features, *inputs[1:]), {**options, "feature_lens": torch.cat([lengths, lengths.new_tensor([chunk])])}
+
+
+def _drop_the_chunk(tower: nn.Module, inputs: Any, output: Any) -> Any:
+    output.last_hidden_state = output.last_hidden_state[: -halved_thrice(2 * tower.n_window)]
+    return output
 
 
 def _mask_between_windows(layer: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

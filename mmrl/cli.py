@@ -26,6 +26,9 @@ MODALITIES: dict[str, tuple[str, ...]] = {
 MODALITY_COMMANDS = {"demos": "robotics.commands.demos", "rollout": "robotics.commands.rollout"}
 """Commands that one modality alone has; each module has ``SUMMARY``, ``add_arguments`` and ``run``, and is light to import."""
 
+BENCHMARKS = {"audio": "audio.benchmark_command:run"}
+"""What answers ``mmrl eval --benchmark`` for a modality."""
+
 OVERRIDES_HELP = "values to change, for example trainer.num_steps=20 seed=3"
 
 
@@ -79,6 +82,12 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate = add("eval", eval_command, "measure a policy on held-out tasks")
     evaluate.add_argument("--checkpoint", type=Path, help="a checkpoint of the run; absent measures the config's own policy")
     evaluate.add_argument("--output", type=Path, help="also write the result as JSON")
+    evaluate.add_argument("--policy", metavar="POLICY", help="instead of the config's policy.path")
+    evaluate.add_argument("--benchmark", metavar="NAME", help="a published benchmark instead: avqa, mmau, mmar or mmsu (audio)")
+    evaluate.add_argument("--file", type=Path, help="with --benchmark: its json, jsonl or parquet file")
+    evaluate.add_argument("--benchmark-version", metavar="VERSION", help="with --benchmark mmau: original or v05.15.25")
+    evaluate.add_argument("--control", choices=["silence", "shuffled-options"],
+                          help="with --benchmark: silence instead of every clip, or options in another order")  # fmt: skip
 
     check = add("check", check_command, "validate a config, build the run, do one rollout and one update")
     check.add_argument("--no-weights", action="store_true", help="shapes and memory only, on torch's meta device")
@@ -173,7 +182,14 @@ def train_command(arguments: argparse.Namespace) -> int:
 
 
 def eval_command(arguments: argparse.Namespace) -> int:
-    config = load_run(arguments.config, arguments.overrides)
+    chosen = [f"policy.path={arguments.policy}"] if arguments.policy else []
+    config = load_run(arguments.config, [*arguments.overrides, *chosen])
+    if arguments.benchmark is not None:
+        if config.modality not in BENCHMARKS:
+            raise ConfigError(
+                f"--benchmark is for {', '.join(BENCHMARKS)} runs; {arguments.config} is a {config.modality} run."
+            )
+        return _load(BENCHMARKS[config.modality])(config, arguments, build_adapter, _console())
     import torch
 
     from mmrl.checkpoint import checkpoint_directory, verify_checkpoint
@@ -276,7 +292,7 @@ def data_check_command(arguments: argparse.Namespace) -> int:
     from mmrl.data_check import check_dataset, render_check
 
     console = _console(stderr=arguments.json)
-    open_media = _load(MODALITIES[arguments.modality][2])(_rollout_limits(arguments))
+    open_media = _load(MODALITIES[_data_modality(arguments)][2])(_rollout_limits(arguments))
     reports = []
     for name, dataset in _datasets(arguments.target, arguments.overrides).items():
         report = check_dataset(dataset, base_dir=Path.cwd(), open_media=open_media, console=console)
@@ -295,6 +311,13 @@ def data_show_command(arguments: argparse.Namespace) -> None:
 
     dataset = next(iter(_datasets(arguments.target, arguments.overrides).values()))
     print(describe_task(read_tasks(dataset, base_dir=Path.cwd()).find_row(arguments.row)))
+
+
+def _data_modality(arguments: argparse.Namespace) -> str:
+    """The modality of a config file, or the one that was asked for."""
+    if arguments.target.endswith((".yaml", ".yml")):
+        return load_run(Path(arguments.target), arguments.overrides).modality
+    return arguments.modality
 
 
 def _rollout_limits(arguments: argparse.Namespace) -> Any:
