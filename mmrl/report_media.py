@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mmrl.report_audio import sound_svg
 from mmrl.report_data import Run, finite, short
 
 MAX_SAMPLE_STEPS = 40
@@ -32,7 +33,10 @@ class Shelf:
         self._large: set[str] = set()
 
     def put(self, name: str) -> bool:
-        """Embed the file ``name`` (relative to the folder) unless it is already; false where it is missing or too large."""
+        """Embed the file ``name`` (relative to the folder) unless it is already; false where it is missing or too large.
+
+        A WAV file brings its picture, as ``name.svg``.
+        """
         path = (self._root / name).resolve()
         if name in self.embedded:
             return True
@@ -41,7 +45,10 @@ class Shelf:
         elif path.stat().st_size > self._room:
             self._large.add(name)
         else:
-            self.put_bytes(name, path.read_bytes())
+            data = path.read_bytes()
+            self.put_bytes(name, data)
+            if path.suffix.lower() == ".wav" and (picture := sound_svg(data)) is not None:
+                self.put_bytes(f"{name}.svg", picture.encode("utf-8"))
         return name in self.embedded
 
     def put_bytes(self, name: str, data: bytes) -> None:
@@ -71,7 +78,7 @@ def sample_steps(run: Run, shelf: Shelf) -> list[dict[str, Any]]:
         kept = [steps[i] for i in spaced] + steps[-newest:]
         run.notes.append(f"Samples of {len(steps) - len(kept)} of {len(steps)} steps are left out; they are in samples/.")
         steps = kept
-    rows = {step: [_sample_row(row) for row in run.samples[step]] for step in steps}
+    rows = {step: _sample_rows(run.samples[step]) for step in steps}
     with_media = [step for step in steps if any(row["media"] for row in rows[step])]
     chosen = with_media if len(with_media) <= MAX_MEDIA_STEPS else [*with_media[-1:-MAX_MEDIA_STEPS:-1][::-1], with_media[0]]
     for step in sorted(chosen, reverse=True):
@@ -83,6 +90,34 @@ def sample_steps(run: Run, shelf: Shelf) -> list[dict[str, Any]]:
             f"newest {MAX_MEDIA_STEPS - 1}. All are in samples/media/."
         )
     return [{"step": step, "rows": rows[step]} for step in steps]
+
+
+def _sample_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows as the page shows them; what a judge said of a group stands once, with its first row."""
+    shown, judged = [], set()
+    for row in rows:
+        shown.append(_sample_row(row))
+        if row.get("group") not in judged and (judging := _judging(row.get("judging"))) is not None:
+            judged.add(row.get("group"))
+            shown[-1]["judging"] = judging
+    return shown
+
+
+def _judging(record: Any) -> dict[str, Any] | None:
+    """Criteria of a group with weight and one bit per rollout, and the rollouts' scores; None where no judge was asked."""
+    if not isinstance(record, Mapping) or not isinstance(record.get("rubrics"), list):
+        return None
+    rubrics = [
+        {
+            **{key: str(entry.get(key, ""))[:MAX_TEXT] for key in ("id", "title", "polarity")},
+            "weight": short(finite(entry.get("weight"))),
+            "bits": [bool(bit) for bit in entry.get("bits") or []],
+        }
+        for entry in record["rubrics"]
+        if isinstance(entry, Mapping)
+    ]
+    scores = [short(finite(score)) for score in record.get("scores") or []]
+    return {"rubrics": rubrics, "scores": scores, "mode": str(record.get("mode", ""))}
 
 
 def _sample_row(row: Mapping[str, Any]) -> dict[str, Any]:

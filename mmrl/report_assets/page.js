@@ -423,7 +423,25 @@ function groupCard(rows) {
   return element("article", { class: "group" },
     element("h3", {}, first.task_id || `group ${first.group}`, element("small", {}, facts.join(", "))),
     element("div", { class: "task" }, words, shared && first.media.length ? element("div", { class: "media" }, ...first.media.map(medium)) : null),
-    rolloutTable(rows, shared));
+    rolloutTable(rows, shared),
+    first.judging ? rubricTable(rows, first.judging) : null);
+}
+
+/** Criteria of a group: weight, and which rollouts meet each. Rollouts stand in the order of the table above, best first. */
+function rubricTable(rows, judging) {
+  const best = [...rows.keys()].sort((a, b) => (rows[b].reward ?? -Infinity) - (rows[a].reward ?? -Infinity) || a - b);
+  const order = [...best, ...judging.scores.keys()].filter((i, at, all) => all.indexOf(i) === at); // the file may hold fewer rows
+  const mark = (bit, i) => element("td", { class: `bit ${bit ? "yes" : "no"}`, "data-label": `${order.indexOf(i) + 1}`, title: bit ? "met" : "not met" }, bit ? "\u25cf" : "\u25cb");
+  const body = judging.rubrics.map((rubric) => element("tr", {},
+    element("th", {}, element("b", {}, `${rubric.id} `), rubric.title, rubric.polarity === "negative" ? element("small", {}, " (avoided)") : null),
+    element("td", { class: "num", "data-label": "weight" }, rubric.weight === null ? "\u2013" : fixed(rubric.weight, 2)),
+    ...order.map((i) => (rubric.bits[i] === undefined ? element("td", { class: "bit none" }, "\u2013") : mark(rubric.bits[i], i)))));
+  const scores = element("tr", { class: "whole" }, element("th", {}, "score"), element("td", {}),
+    ...order.map((i) => element("td", { class: "bit", "data-label": `${order.indexOf(i) + 1}` }, judging.scores[i] === null || judging.scores[i] === undefined ? "\u2013" : fixed(judging.scores[i], 2))));
+  return element("div", { class: "wide" }, element("table", { class: "rubrics" },
+    element("thead", {}, element("tr", {}, element("th", {}, `criteria of the judge${judging.mode ? ` (${judging.mode})` : ""}`), element("th", { class: "num" }, "weight"),
+      ...order.map((_, at) => element("th", { class: "bit" }, at + 1)))),
+    element("tbody", {}, ...body, scores)));
 }
 
 function rolloutTable(unsorted, shared) {
@@ -460,7 +478,11 @@ function medium(item) {
   const source = data.media[item.path];
   const caption = item.caption ? element("figcaption", {}, item.caption) : null;
   if (!source) return element("figure", {}, element("div", { class: "none" }, `${item.kind} not in this page: ${item.path}`), caption);
-  if (item.kind === "audio") return element("figure", {}, element("audio", { controls: true, preload: "metadata", src: source }), caption);
+  if (item.kind === "audio") {
+    const picture = data.media[`${item.path}.svg`];
+    return element("figure", {}, picture ? element("img", { class: "sound", src: picture, alt: "waveform and mel spectrogram" }) : null,
+      element("audio", { controls: true, preload: "metadata", src: source }), caption);
+  }
   if (item.kind === "video") return element("figure", {}, film(source), caption);
   const image = element("img", { src: source, alt: item.caption || "input image", onclick: () => image.classList.toggle("large") });
   image.addEventListener("load", () => {

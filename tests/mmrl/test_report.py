@@ -16,6 +16,7 @@ from PIL import Image
 
 from mmrl.errors import DataError
 from mmrl.report import write_report
+from mmrl.report_audio import indexed_png, mel_filters, mel_spectrogram, read_wav, sound_svg
 from mmrl.report_charts import MAX_POINTS
 from mmrl.report_media import MAX_TEXT
 from mmrl.statistics import difference_interval, wilson_interval
@@ -80,6 +81,19 @@ def wav():
         sound.setsampwidth(2)
         sound.setframerate(8000)
         sound.writeframes(bytes(1600))
+    return file.getvalue()
+
+
+def sweep_wav(seconds=0.5, rate=8000):
+    """A tone that rises from 200 to 3000 Hz, then as long a silence."""
+    hertz = np.geomspace(200, 3000, round(seconds * rate))
+    samples = np.concatenate([0.5 * np.sin(2 * np.pi * np.cumsum(hertz) / rate), np.zeros(len(hertz))])
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(rate)
+        sound.writeframes((samples * 32767).astype("<i2").tobytes())
     return file.getvalue()
 
 
@@ -487,6 +501,76 @@ def test_only_files_of_the_run_directory_are_embedded(empty_run):
     assert any("2 media files were not found in the run directory" in note for note in data["notes"])
 
 
+# --- sounds and judges ---
+
+
+def test_a_wav_file_brings_its_picture_and_other_sounds_do_not(empty_run):
+    media = [("a.wav", "audio", sweep_wav()), ("b.wav", "audio", b"RIFFbroken"), ("c.mp3", "audio", b"ID3")]
+    write_samples(empty_run, 1, [rollout(1, 0)], media)
+    data = data_of(empty_run)
+    names = ["a.wav", "a.wav.svg", "b.wav", "c.mp3"]
+    assert set(data["media"]) == {f"samples/media/{name}" for name in names}
+    kind, _, text = data["media"]["samples/media/a.wav.svg"].partition(",")
+    assert kind == "data:image/svg+xml;base64"
+    svg = base64.b64decode(text).decode("utf-8")
+    assert "1.00 s, mel up to 4 kHz" in svg and "NaN" not in svg
+
+
+def test_a_mel_spectrogram_shows_where_a_tone_is():
+    samples, rate = read_wav(sweep_wav())
+    mel = mel_spectrogram(samples, rate)
+    first, last = mel[:, 10].argmax(), mel[:, 90].argmax()
+    # Band k of 64 is centered at mel (k + 1) / 65 of 2146 mel (4 kHz): 200 Hz is 283 mel, about band 8; 2500 Hz 1704, band 51.
+    assert 7 <= first <= 11 and 46 <= last <= 56
+    assert mel.max() == 0.0 and (mel[:, -20:] == -70.0).all()  # silence is the floor
+    assert mel_filters(16_000, 257).sum(axis=1).min() > 0
+
+
+def test_a_png_of_levels_is_read_back_by_another_library():
+    levels = np.arange(256).reshape(16, 16)
+    image = Image.open(io.BytesIO(indexed_png(levels)))
+    assert (np.asarray(image) == levels).all()
+    grey = np.asarray(image.convert("L")).ravel().astype(int)
+    assert (np.diff(grey) >= 0).all() and grey[-1] - grey[0] > 200  # it reads without color
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_wav_files_of_every_width_and_of_two_channels_are_read(width):
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(2)
+        sound.setsampwidth(width)
+        sound.setframerate(100)
+        whole = {1: np.array([192, 128], "u1"), 2: np.array([16384, 0], "<i2"), 4: np.array([2**30, 0], "<i4")}[width]
+        sound.writeframes(whole.tobytes())
+    samples, rate = read_wav(file.getvalue())
+    assert (samples.tolist(), rate) == ([0.25], 100)  # the mean of 0.5 and 0
+
+
+def test_sounds_of_no_length_have_no_picture():
+    assert sound_svg(b"") is None
+    assert sound_svg(b"RIFF") is None
+    assert read_wav(sweep_wav(seconds=0.0)) is None
+
+
+JUDGING = {
+    "rubrics": [
+        {"id": "S1", "title": "Names the beeps", "polarity": "positive", "weight": 0.75, "bits": [1, 0]},
+        {"id": "N1", "title": "Guesses", "polarity": "negative", "weight": 0.25, "bits": [0, 1]},
+    ],
+    "scores": [0.75, 0.25], "mode": "evolved", "reasons": [],
+}  # fmt: skip
+
+
+def test_what_a_judge_said_of_a_group_stands_once(empty_run):
+    write_samples(empty_run, 1, [rollout(1, row, judging=JUDGING if row < 2 else None) for row in range(4)])
+    rows = data_of(empty_run)["samples"][0]["rows"]
+    assert ["judging" in row for row in rows] == [True, False, False, False]
+    judging = rows[0]["judging"]
+    assert [rubric["bits"] for rubric in judging["rubrics"]] == [[True, False], [False, True]]
+    assert (judging["scores"], judging["mode"]) == ([0.75, 0.25], "evolved")
+
+
 # --- long, broken and young runs ---
 
 
@@ -703,6 +787,29 @@ def test_on_a_phone_nothing_overflows_and_every_control_works(run, tmp_path):
     assert len(seen["tasks_of_group"]) == 1
     assert seen["tasks_of_group"][0].startswith("task-1")
     assert seen["rollouts_of_step_10"][0] == "<answer>1</answer>"  # best first
+
+
+@rendered
+def test_a_browser_shows_sounds_and_the_criteria_of_a_judge(empty_run, tmp_path):
+    rows = [rollout(1, row, judging=JUDGING) for row in range(2)]
+    write_samples(empty_run, 1, rows, [("a.wav", "audio", sweep_wav())])
+    page = page_of(empty_run)
+    measure = """<script>addEventListener("load", async () => {
+      const picture = document.querySelector("img.sound");
+      await picture.decode();
+      const { width, height } = picture.getBoundingClientRect();
+      document.documentElement.dataset.picture = `${picture.naturalWidth}x${picture.naturalHeight} at ${width}x${height}`;
+    });</script></body>"""
+    (tmp_path / "page.html").write_text(page.replace("</body>", measure), encoding="utf-8")
+    dom = render(tmp_path / "page.html", tmp_path)
+    assert "data-error" not in re.search(r"<html[^>]*>", dom)[0]
+    assert 'data-picture="260x136 at 260x136"' in dom
+    assert len(re.findall(r'<audio controls=""', dom)) == 1
+    words = words_of(dom)
+    # Rollouts stand best first, as in the table above: the second of the file, then the first.
+    assert "criteria of the judge (evolved) weight 1 2" in words
+    assert "S1 Names the beeps 0.75 \u25cb \u25cf" in words
+    assert "N1 Guesses (avoided) 0.25 \u25cf \u25cb score 0.25 0.75" in words
 
 
 @rendered
