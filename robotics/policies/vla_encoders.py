@@ -16,6 +16,7 @@ from mmrl.errors import DataError
 _OFFSET_GAIN = 4.0  # a normalised offset of 0.1 (three centimetres) should not be a small input
 _PLACE_GAIN = 3.0  # nor one of a sixth of the image
 _PATCH_CHANNELS = 32
+_FLAT = 1e-6  # variance below which an attention map counts as flat
 
 
 def _positions(num: int, width: int) -> nn.Parameter:
@@ -56,7 +57,10 @@ class ImageTokens(nn.Module):
                 f"{list(self.shape)}, the size that the policy was built for. Render that size, or build another policy."
             )
         patches = self.stem(2.0 * image - 1.0)  # [B, channels, rows, columns]
-        attention = (self.log_sharpness.exp() * self.maps(patches).flatten(2)).softmax(dim=2)  # [B, N, patches]
+        scores = self.maps(patches).flatten(2)
+        # In units of the image's own spread the rare patches, which hold things, stand out from the first step on.
+        scores = nn.functional.layer_norm(scores, scores.shape[2:], eps=_FLAT)
+        attention = (self.log_sharpness.exp() * scores).softmax(dim=2)  # [B, N, patches]
         place, look = attention @ self.places, attention @ patches.flatten(2).transpose(1, 2)
         tokens = self.place(_PLACE_GAIN * place) + self.look(look) + self.names
         return tokens, tokens.new_ones(tokens.shape[:2], dtype=torch.bool)
