@@ -13,7 +13,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a robot run's YAML file; its tasks are demonstrated")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change, for example tasks.families=[lift]")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write")
-    parser.add_argument("--episodes-per-family", type=int, default=100, metavar="N", help="demonstrations of each family")
+    number = parser.add_mutually_exclusive_group()
+    number.add_argument("--episodes-per-family", type=int, default=100, metavar="N",
+                        help="demonstrations of each family (default 100)")  # fmt: skip
+    number.add_argument("--episodes-per-goal", type=int, metavar="N",
+                        help="demonstrations of each goal instead: a family that may be asked for more gets more")  # fmt: skip
     parser.add_argument("--seed-first", type=int, metavar="SEED", help="first layout (default: tasks.train.first)")
     parser.add_argument("--noise", type=float, default=0.0, metavar="SHARE",
                         help="noise between the recorded action and what the robot is sent, as a share of half of a joint's "
@@ -47,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     tree = apply_overrides(read_config(arguments.config), arguments.overrides)
     config = validate(tree, RoboticsRunConfig, str(arguments.config))
-    count, output = arguments.episodes_per_family, arguments.output
+    output = arguments.output
     cameras = _cameras(arguments)
     _check_shares(arguments)
     if output.exists() and not (arguments.overwrite and (output / "meta" / "info.json").is_file()):
@@ -68,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         tasks = FamilyTasks(
             build_family(name), first_seed=first, num_layouts=train.count, goals=config.tasks.goals.get(name)
         )  # fmt: skip
+        per_goal = arguments.episodes_per_goal
+        count = arguments.episodes_per_family if per_goal is None else per_goal * len(tasks.goals)
         its, tried = collect(
             tasks, count, keep_failures=arguments.keep_failures, at_once=config.rollout.num_envs, noise=arguments.noise,
             mistakes=arguments.mistakes, num_threads=config.rollout.num_threads,
