@@ -1,7 +1,7 @@
 """Calibrated answers (RLCR, arXiv 2507.16806): reward terms for a stated confidence, and how well it is calibrated.
 
-A completion is ``<think>..</think><answer>..</answer><analysis>..</analysis><confidence>q</confidence>``, ``q`` from 0 to 1. The
-paper's reward is ``1[correct] - (q - 1[correct])^2``; its code weighs three terms by one half each, which is the same up to
+A completion is ``<think>..</think><answer>..</answer><analysis>..</analysis><confidence>q</confidence>``, ``q`` from 0 to 1.
+The paper's reward is ``1[correct] - (q - 1[correct])^2``; its code weighs three terms by one half each, which is the same up to
 a factor and a constant on well-formed rows. In a config, without dividing by the standard deviation:
 
     algorithm: dr_grpo
