@@ -267,6 +267,7 @@ class RoboticsAdapter:
         return open_demonstrations(
             section.path,
             successes_only=section.successes_only,
+            at_most=section.episodes,
             cameras=self._cameras,
             environment_state=self._policy_config.env_state_feature is not None,
             allow_other_world=section.allow_other_world,

@@ -174,6 +174,8 @@ class DemonstrationsSection(Section):
     """LeRobotDataset directory (``mmrl demos`` writes one); absent runs the scripted experts in simulation."""
     frames_per_episode: int = Field(16, gt=0)
     """Frames drawn from each episode of a dataset, each time it comes up."""
+    episodes: dict[str, int] = Field({})
+    """At most so many episodes of a dataset, by family, the first ones; all of the families that are not named."""
     successes_only: bool = True
     """Leave out episodes of a dataset that did not succeed."""
     allow_other_world: bool = False

@@ -6,8 +6,10 @@ Axes: ``n`` rows of a call, ``F`` frames drawn of an episode, ``H`` commands of 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from lerobot.utils.constants import ACTION, OBS_ENV_STATE, OBS_IMAGES, OBS_STATE, REWARD, SUCCESS
@@ -30,6 +32,7 @@ def open_demonstrations(
     path: Path,
     *,
     successes_only: bool = True,
+    at_most: Mapping[str, int] | None = None,
     cameras: Mapping[str, tuple[int, int]] | None = None,
     environment_state: bool = False,
     allow_other_world: bool = False,
@@ -57,7 +60,7 @@ def open_demonstrations(
             raise DataError(f"{files.root}: meta/mmrl.json is of another recording than meta/episodes; record again.")
         if not allow_other_world:
             checks.check_world(files, provenance, cameras)
-    return DemonstrationSet(files, infos, successes_only=successes_only, cameras=cameras)
+    return DemonstrationSet(files, infos, successes_only=successes_only, at_most=at_most or {}, cameras=cameras)
 
 
 class DemonstrationSet:
@@ -70,11 +73,23 @@ class DemonstrationSet:
         *,
         successes_only: bool,
         cameras: Mapping[str, tuple[int, int]],
+        at_most: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.files, self.columns = files, files.columns
         self.mistaken = files.columns.get(MISTAKE, np.zeros(len(files.columns["index"]), bool))
         usable = [info for info in infos if info.success or not successes_only]
         usable = [info for info in usable if not self.mistaken[self._frames(info.index)].all()]
+        unknown = sorted(set(at_most) - {info.family for info in usable})
+        if unknown:
+            raise DataError(
+                f"demonstrations.episodes names {', '.join(unknown)}; {files.root} has usable episodes of: "
+                f"{', '.join(sorted({info.family for info in usable}))}."
+            )
+        seen: Counter[str] = Counter()
+        for info in list(usable):
+            seen[info.family] += 1
+            if seen[info.family] > at_most.get(info.family, len(infos)):
+                usable.remove(info)
         if not usable:
             raise DataError(
                 f"{files.root}: none of {len(infos)} episodes succeeded; demonstrations.successes_only=false would use them."
