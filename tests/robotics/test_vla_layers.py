@@ -87,3 +87,19 @@ def test_image_tokens_tell_where_their_map_finds_something():
     image[0, 0, 4:8, 28:32] = 1.0  # second of 4 rows, last of 8 columns
     tokens, _ = encoder({"image": image})
     torch.testing.assert_close(tokens[0, 0], 3 * torch.tensor([-1 / 3, 1.0]), atol=1e-4, rtol=0)
+
+
+def test_a_new_encoder_looks_at_what_stands_out_and_bears_an_image_of_one_colour():
+    torch.manual_seed(0)
+    encoder = ImageTokens("image", (3, 64, 64), patch_size=4, num_tokens=64, width=2)
+    with torch.no_grad():
+        encoder.place.weight.copy_(torch.eye(2) / 3)
+        for parameter in (encoder.place.bias, encoder.names, encoder.look.weight):
+            parameter.zero_()
+    image = torch.full((2, 3, 64, 64), 0.4)
+    image[0, :, 12:16, 40:44] = torch.tensor([0.9, 0.1, 0.1])[:, None, None]  # patch (3, 10) of 16 by 16
+    tokens, _ = encoder({"image": image})
+    away = (tokens[0] - torch.tensor([3, 10]) / 7.5 + 1).norm(dim=1)
+    assert (away < 0.3).float().mean() > 0.3  # a third of the maps point there, without any training
+    tokens.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters() if parameter.grad is not None)
