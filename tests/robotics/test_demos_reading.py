@@ -163,7 +163,7 @@ def test_the_cache_forgets_the_oldest_and_gives_the_same(written):
 def test_a_family_gives_no_more_episodes_than_asked_for(written, demonstrations):
     few = open_demonstrations(written, at_most={"reach": 2})
     assert [task.id for task in few.tasks] == [task.id for task in demonstrations.tasks[:2]]
-    with pytest.raises(DataError, match="demonstrations.episodes names push; .* has usable episodes of: reach"):
+    with pytest.raises(DataError, match=r"demonstrations.episodes names push; .* has usable episodes of: reach"):
         open_demonstrations(written, at_most={"push": 2})
 
 
