@@ -19,6 +19,7 @@ from mmrl.adapter import Adapter
 from mmrl.algorithm_config import AlgorithmConfig
 from mmrl.config import RunConfig
 from mmrl.errors import RewardError
+from mmrl.probing import PolicyMeasure
 from mmrl.rewards import WeightedTerm, score
 from mmrl.sampling import TaskSampler, rollout_seeds
 from mmrl.selection import SELECTIONS, SUBSAMPLES, pass_rates, rejected_rows
@@ -58,6 +59,11 @@ def collect(
     keeps its first ``tasks_per_step / processes`` groups and drops the surplus. Rounds draw more rollouts of open groups.
     """
     algorithm = config.algorithm
+    sampler.prepare(
+        PolicyMeasure(
+            config=config, adapter=adapter, policy=policy, terms=terms, accelerator=accelerator, train_step=train_step
+        )
+    )
     batch, totals = _select_groups(config, adapter, policy, sampler, terms, accelerator, train_step)
     rewards = recipe.shape_rewards(algorithm, batch, adapter.max_decisions)
     reference = None
@@ -81,7 +87,7 @@ def collect(
         reference = _of_rows(batch, trained, reference_log_probs)
     mismatch, mismatch_totals = _mismatch(algorithm, batch, trained, accelerator)
     sizes = recipe.row_means(advantages.abs(), batch.loss_mask)
-    totals = processes.add(totals, mismatch_totals, {"advantage/abs": (float(sizes.sum()), len(batch))})
+    totals = processes.add(totals, sampler.totals(), mismatch_totals, {"advantage/abs": (float(sizes.sum()), len(batch))})
     if algorithm.subsample != "none":
         totals = processes.add(totals, {"selection/trained": (int(trained.sum()), len(batch))})
     if algorithm.shaping:

@@ -17,33 +17,8 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from mmrl.algorithm_config import NEEDS_NO_GROUP, AlgorithmConfig
 from mmrl.errors import ConfigError
+from mmrl.sampling_config import SamplingConfig
 from mmrl.section import Section
-
-
-class DomainSamplingConfig(Section):
-    """Domain-aware sampling (RuleReasoner, arXiv 2506.08672): more tasks of domains that are far from their target reward."""
-
-    target: float = 1.0
-    """Reward at which a domain needs no more attention than any other."""
-    temperature: float = Field(0.3, gt=0)
-    """Softmax temperature of the weights; smaller is more uneven."""
-    smoothing: float = Field(0.5, gt=0, le=1)
-    """Weight of the newest step's mean reward in each domain's moving average."""
-    refresh: int = Field(8, gt=0)
-    """Steps between two changes of the weights."""
-
-
-class SamplingConfig(Section):
-    """Which tasks next, and how many rollouts of each."""
-
-    tasks_per_step: int = Field(16, gt=0)
-    """Groups per optimizer step, over all processes."""
-    group_size: int = Field(8, gt=0)
-    """Rollouts per task."""
-    order: Literal["shuffled", "sequential"] = "shuffled"
-    """Draw tasks without replacement in a new random order each epoch, or in the order of the source."""
-    domains: DomainSamplingConfig | None = None
-    """Weigh domains by how far they are from a target reward; absent draws tasks as the source has them."""
 
 
 class OptimizerConfig(Section):

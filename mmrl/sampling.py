@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mmrl.config import SamplingConfig
 from mmrl.errors import DataError
 from mmrl.types import Task
+
+if TYPE_CHECKING:
+    from mmrl.probing import Measure
+    from mmrl.processes import Totals
 
 _TASK_ORDER, _ROLLOUT_SEEDS, _DOMAIN_ORDER = 1, 2, 3  # keep the streams of numbers apart
 
@@ -43,6 +46,13 @@ class TaskSampler:
 
     def observe(self, domain_rewards: Mapping[str, float]) -> None:
         """Hear the mean reward of each domain in a step."""
+
+    def prepare(self, measure: Measure) -> None:
+        """Look at the policy before a step, where that decides what is drawn."""
+
+    def totals(self) -> Totals:
+        """What to log of the choice of tasks."""
+        return {}
 
     def next(self, count: int) -> list[Task]:
         """The next ``count`` tasks."""
@@ -129,13 +139,6 @@ class DomainSampler(TaskSampler):
         return indices[int(np.random.default_rng((self.seed, _DOMAIN_ORDER, number, epoch)).permutation(len(indices))[offset])]
 
 
-def build_sampler(config: SamplingConfig, source: Sequence[Task], seed: int) -> TaskSampler:
-    """The sampler that a config asks for."""
-    if config.domains is None:
-        return TaskSampler(source, order=config.order, seed=seed)
-    return DomainSampler(source, order=config.order, seed=seed, **config.domains.model_dump())
-
-
 def domain_weights(rewards: Mapping[str, float | None], *, target: float = 1.0, temperature: float = 0.3) -> dict[str, float]:
     """``softmax(max(0, target - reward) / temperature)`` by domain; a domain without a reward gets one over their number."""
     known = {domain: max(0.0, target - reward) / temperature for domain, reward in rewards.items() if reward is not None}
@@ -151,19 +154,6 @@ def allocate(weights: Mapping[str, float], count: int) -> dict[str, int]:
     shares = {name: int(count * weight + 1e-9) for name, weight in weights.items()}
     shares[max(weights, key=lambda name: weights[name])] += count - sum(shares.values())
     return shares
-
-
-def decayed_success_rate(
-    counts: Sequence[tuple[int, int]], *, decay: float = 0.9, prior: tuple[float, float] = (1.0, 1.0)
-) -> float:
-    """Success rate from ``(attempts, successes)`` of successive steps with old ones decayed, under a Beta prior.
-
-    ``N <- decay N + n``, ``K <- decay K + k``, then ``(K + a) / (N + a + b)`` (Reinforce-Ada, arXiv 2510.04996).
-    """
-    attempts = successes = 0.0
-    for new_attempts, new_successes in counts:
-        attempts, successes = decay * attempts + new_attempts, decay * successes + new_successes
-    return (successes + prior[0]) / (attempts + sum(prior))
 
 
 def rollout_seeds(seed: int, train_step: int, attempt: int, count: int) -> Tensor:

@@ -22,9 +22,9 @@ from mmrl.collection import Collected, collect
 from mmrl.config import RunConfig, _flatten, differences, validate
 from mmrl.errors import CheckpointError, ConfigError, NumericsError, RewardError
 from mmrl.evaluation import check_metric, evaluate
+from mmrl.pools import build_sampler
 from mmrl.rewards import judged_terms, resolve_terms
 from mmrl.run_dir import RunDirectory
-from mmrl.sampling import build_sampler
 from mmrl.types import RolloutBatch
 from mmrl.update import Updater
 

@@ -12,7 +12,6 @@ from mmrl.sampling import (
     DomainSampler,
     TaskSampler,
     allocate,
-    decayed_success_rate,
     domain_weights,
     rollout_seeds,
 )
@@ -141,9 +140,3 @@ def test_a_domain_sampler_goes_on_from_its_state():
     first.observe({"a": 0.0})
     second.observe({"a": 0.0})
     assert first.state() == second.state()
-
-
-def test_decayed_success_rates():
-    # algorithms.md 12.1: N = 0.9 * 8 + 8 = 15.2, K = 0.9 * 1 + 2 = 2.9, (2.9 + 1) / (15.2 + 2).
-    assert decayed_success_rate([(8, 1), (8, 2)]) == pytest.approx(0.226744, abs=1e-6)
-    assert decayed_success_rate([]) == 0.5

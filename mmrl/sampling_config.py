@@ -1,0 +1,87 @@
+"""The ``sampling`` section: which tasks next, and how many rollouts of each. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from mmrl.section import Section
+
+
+class DomainSamplingConfig(Section):
+    """Domain-aware sampling (RuleReasoner, arXiv 2506.08672): more tasks of domains that are far from their target reward."""
+
+    target: float = 1.0
+    """Reward at which a domain needs no more attention than any other."""
+    temperature: float = Field(0.3, gt=0)
+    """Softmax temperature of the weights; smaller is more uneven."""
+    smoothing: float = Field(0.5, gt=0, le=1)
+    """Weight of the newest step's mean reward in each domain's moving average."""
+    refresh: int = Field(8, gt=0)
+    """Steps between two changes of the weights."""
+
+
+class ProbeConfig(Section):
+    """Rollouts of the starting policy that decide which tasks are drawn; ``algorithm.correct_above`` says which are correct."""
+
+    rollouts: int = Field(8, ge=2)
+    """Rollouts of each task."""
+    num_tasks: int | None = Field(None, gt=0)
+    """Look at the first so many tasks of the source and draw from these alone; absent looks at all of them."""
+
+
+class FilterConfig(ProbeConfig):
+    """Rollout-based instance filtering (RIF-RFT, arXiv 2507.05386): drop tasks by their pass rate before training."""
+
+    above: float = Field(0.0, ge=0, lt=1)
+    """Tasks whose pass rate is not above this are dropped."""
+    up_to: float = Field(1.0, gt=0, le=1)
+    """Tasks whose pass rate is above this are dropped."""
+
+    @model_validator(mode="after")
+    def _bounds_are_ordered(self) -> FilterConfig:
+        if self.above >= self.up_to:
+            raise ValueError(f"above is {self.above:g}, up_to {self.up_to:g}; no pass rate lies between them.")
+        return self
+
+
+class PairsConfig(ProbeConfig):
+    """Positive-negative pairing (Weighted GRPO, arXiv 2602.03452): a hard task beside an easy one, both with a rare outcome."""
+
+    rare: int = Field(2, gt=0)
+    """A task with one to so many correct rollouts is hard, one with one to so many wrong ones easy."""
+
+    @model_validator(mode="after")
+    def _hard_is_not_easy(self) -> PairsConfig:
+        if 2 * self.rare >= self.rollouts:
+            raise ValueError(f"rare is {self.rare} of {self.rollouts} rollouts; less than half of them are rare.")
+        return self
+
+
+class SamplingConfig(Section):
+    """Which tasks next, and how many rollouts of each."""
+
+    tasks_per_step: int = Field(16, gt=0)
+    """Groups per optimizer step, over all processes."""
+    group_size: int = Field(8, gt=0)
+    """Rollouts per task."""
+    order: Literal["shuffled", "sequential"] = "shuffled"
+    """Draw tasks without replacement in a new random order each epoch, or in the order of the source."""
+    domains: DomainSamplingConfig | None = None
+    """Weigh domains by how far they are from a target reward; absent draws tasks as the source has them."""
+    filter: FilterConfig | None = None
+    """Draw only tasks that the starting policy solves sometimes; absent draws all."""
+    pairs: PairsConfig | None = None
+    """Draw a hard and an easy task in turn; absent draws tasks as the source has them."""
+
+    @model_validator(mode="after")
+    def _one_choice_of_tasks(self) -> SamplingConfig:
+        given = [name for name in ("filter", "pairs") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} each choose the tasks; keep one of them.")
+        if self.pairs is not None and self.domains is not None:
+            raise ValueError("pairs and domains each say which tasks come next; keep one of them.")
+        if self.pairs is not None and self.tasks_per_step % 2:
+            raise ValueError(f"tasks_per_step is {self.tasks_per_step}; pairs need an even number.")
+        return self
