@@ -101,6 +101,7 @@ class RoboticsAdapter:
             num_layouts=ranges[split].count,
             goals=section.goals,
             held_out_words=split == "eval_new_words",
+            spread=split != "train",
         )
 
     def rollout(

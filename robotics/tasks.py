@@ -24,12 +24,13 @@ class RobotTask(Task):
 class FamilyTasks(Sequence[RobotTask]):
     """``num_layouts`` layouts from ``first_seed`` on, each asked for every goal in turn: task ``i`` has layout ``i // K``.
 
-    Neighbouring tasks thus share a layout and differ in the instruction alone.
+    Neighbouring tasks thus share a layout and differ in the instruction alone. With ``spread`` they do not: task ``i`` has layout
+    ``i`` until all have been used, and goals take turns, so that few tasks see many layouts.
     """
 
     def __init__(
         self, family: TaskFamily, *, first_seed: int, num_layouts: int, goals: Sequence[str] | None = None,
-        held_out_words: bool = False, by_goal: bool = False,
+        held_out_words: bool = False, by_goal: bool = False, spread: bool = False,
     ) -> None:  # fmt: skip
         """``by_goal`` makes each goal a domain of its own, instead of the whole family."""
         self.family, self.goals = family, tuple(goals or family.goals)
@@ -40,7 +41,7 @@ class FamilyTasks(Sequence[RobotTask]):
                 f"{', '.join(family.goals)}."
             )
         self.first_seed, self.num_layouts, self.held_out_words = first_seed, num_layouts, held_out_words
-        self.by_goal = by_goal
+        self.by_goal, self.spread = by_goal, spread
 
     def __len__(self) -> int:
         return self.num_layouts * len(self.goals)
@@ -48,7 +49,11 @@ class FamilyTasks(Sequence[RobotTask]):
     def __getitem__(self, index: int) -> RobotTask:  # type: ignore[override]
         if not -len(self) <= index < len(self):
             raise IndexError(f"task {index} of {len(self)}")
-        layout, which = divmod(index % len(self), len(self.goals))
+        if self.spread:
+            turn, layout = divmod(index % len(self), self.num_layouts)
+            which = (layout + turn) % len(self.goals)
+        else:
+            layout, which = divmod(index % len(self), len(self.goals))
         seed, goal = self.first_seed + layout, self.goals[which]
         return RobotTask(
             id=f"{self.family.name}/{seed}/{goal}",
@@ -65,7 +70,7 @@ class RobotTasks(Sequence[RobotTask]):
 
     def __init__(
         self, families: Sequence[str], *, first_seed: int, num_layouts: int, goals: Mapping[str, Sequence[str]] | None = None,
-        held_out_words: bool = False,
+        held_out_words: bool = False, spread: bool = False,
     ) -> None:  # fmt: skip
         """``goals`` narrows what is asked for, by family. Domains are families, or the goals of a single family."""
         self.parts = [
@@ -76,6 +81,7 @@ class RobotTasks(Sequence[RobotTask]):
                 goals=(goals or {}).get(name),
                 held_out_words=held_out_words,
                 by_goal=len(families) == 1,
+                spread=spread,
             )
             for name in families
         ]

@@ -103,6 +103,16 @@ def test_the_environment_of_a_task_starts_as_its_rollout_does(adapter):
     assert env.task_description == task.instruction
 
 
+def test_held_out_tasks_have_layouts_of_their_own_and_families_that_are_drawn_twice_are_asked_once(make_adapter):
+    adapter = make_adapter("tasks.families=[push, lift, push]")
+    tasks = [adapter.task_source("eval")[i] for i in range(12)]
+    assert [task.family for task in tasks[:4]] == ["push", "lift", "push", "lift"]
+    pushes = [task for task in tasks if task.family == "push"]
+    assert len({task.seed for task in pushes}) == len(pushes)
+    assert [task.goal for task in pushes[:4]] == ["red", "green", "blue", "yellow"]
+    assert [adapter.task_source("train")[i].family for i in range(3)] == ["push", "lift", "push"]
+
+
 def test_splits_do_not_share_layouts_and_the_new_words_split_asks_differently(adapter):
     train, held_out, new_words = (adapter.task_source(split) for split in ("train", "eval", "eval_new_words"))
     assert not {task.seed for task in train} & {task.seed for task in held_out}
