@@ -24,8 +24,8 @@ class RobotTask(Task):
 class FamilyTasks(Sequence[RobotTask]):
     """``num_layouts`` layouts from ``first_seed`` on, each asked for every goal in turn: task ``i`` has layout ``i // K``.
 
-    Neighbouring tasks thus share a layout and differ in the instruction alone. With ``spread`` they do not: task ``i`` has layout
-    ``i`` until all have been used, and goals take turns, so that few tasks see many layouts.
+    Neighbouring tasks thus share a layout and differ in the instruction alone. With ``spread`` they do not: task ``i`` has
+    layout ``i`` until all have been used, and goals take turns, so that few tasks see many layouts.
     """
 
     def __init__(
