@@ -7,7 +7,7 @@ is for rewards and people only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -30,6 +30,10 @@ class ChatTask(Task):
     """The verifiable answer; empty when rewards need none."""
     demonstration: str = ""
     """A completion to imitate in supervised warm-up; empty when there is none."""
+    prefill: str | tuple[int, ...] = ""
+    """Text or token ids that the answer starts with. They belong to the prompt; `Completion.text` shows them all the same."""
+    hint: str = ""
+    """Text behind the last user turn that is shown while sampling; log-probabilities are those without it."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The row's other columns, passed on to reward terms."""
     source: str = ""
@@ -41,7 +45,7 @@ class Completion:
     """What the policy wrote: the outcome that reward terms of text modalities read."""
 
     text: str
-    """Decoded without special tokens."""
+    """Decoded without special tokens, from the task's prefill on."""
     token_ids: tuple[int, ...]
     """Exactly the sampled ids, the end token included."""
     stop_reason: str
@@ -58,6 +62,18 @@ def media_parts(task: ChatTask) -> Iterator[tuple[MediaKind, Any]]:
         for part in message["content"]:
             if part["type"] in MEDIA_KINDS:
                 yield part["type"], part[part["type"]]
+
+
+def around_question(messages: Sequence[Message], before: str, after: str) -> tuple[Message, ...]:
+    """``messages`` with text in front of the last user turn's first text, and behind all of that turn."""
+    last = max(index for index, message in enumerate(messages) if message["role"] == "user")
+    content = list(messages[last]["content"])
+    first = next((index for index, part in enumerate(content) if part["type"] == "text"), len(content))
+    if before:
+        content.insert(first, {"type": "text", "text": before})
+    if after:
+        content.append({"type": "text", "text": after})
+    return (*messages[:last], {**messages[last], "content": content}, *messages[last + 1 :])
 
 
 def plain_text(task: ChatTask) -> str:

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from mmrl import processes, recipe
+from mmrl import processes, prompting, recipe
 from mmrl.adapter import Adapter
 from mmrl.algorithm_config import AlgorithmConfig
 from mmrl.config import RunConfig
@@ -125,6 +125,7 @@ def _select_groups(
         if tasks is None or selection.refill:
             tasks, first = _next_tasks(config, sampler, accelerator)
             groups = torch.arange(len(tasks)) + first + (attempt * config.sampling.tasks_per_step if selection.refill else 0)
+            tasks = prompting.changed_tasks(config, tasks, groups.tolist(), train_step)
         batch = _roll_out_and_score(
             config, adapter, policy, tasks, groups, terms, accelerator, train_step=train_step, attempt=attempt
         )
@@ -235,7 +236,12 @@ def _roll_out_and_score(
         if demonstrated:
             batch = adapter.demonstrate(policy, tasks, seeds=mine)
         else:
-            batch = adapter.rollout(policy, tasks, group_size=per_task, seeds=mine)
+            rows = prompting.scaffolded_rows(config, tasks, groups.tolist(), train_step)
+            if rows is None:
+                batch = adapter.rollout(policy, tasks, group_size=per_task, seeds=mine)
+            else:  # rollouts of a group are asked in different ways
+                batch = adapter.rollout(policy, rows, group_size=1, seeds=mine)
+                batch = replace(batch, group_ids=batch.group_ids // per_task)
         batch = replace(batch, group_ids=groups[batch.group_ids])
         try:
             batch = score(batch, terms)

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from mmrl.algorithm_config import NEEDS_NO_GROUP, AlgorithmConfig
 from mmrl.errors import ConfigError
+from mmrl.prompting_config import PromptingConfig
 from mmrl.sampling_config import SamplingConfig
 from mmrl.section import Section
 
@@ -124,6 +125,8 @@ class RunConfig(Section):
     """Preset name, or a mapping with a name and overrides."""
     sampling: SamplingConfig = SamplingConfig()
     """Which tasks next."""
+    prompting: PromptingConfig = PromptingConfig()
+    """What training changes about prompts (language policies)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """AdamW and its schedule."""
     trainer: TrainerConfig

@@ -116,6 +116,18 @@ class CompletionInputs:
         )
 
 
+def append_tokens(prompt: EncodedPrompt, ids: Sequence[int]) -> EncodedPrompt:
+    """``prompt`` followed by text tokens ``ids``."""
+    if not ids:
+        return prompt
+    fills = {"input_ids": torch.tensor([list(ids)]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+    zeros = torch.zeros(1, len(ids), dtype=torch.long)  # the type of text
+    return {
+        key: torch.cat([value, fills.get(key, zeros).to(value.dtype)], dim=1) if key in _TOKEN_ALIGNED else value
+        for key, value in prompt.items()
+    }
+
+
 def collate_prompts(prompts: Sequence[EncodedPrompt], pad_id: int, device: torch.device) -> dict[str, Tensor]:
     """Join prompts into one left-padded batch.
 

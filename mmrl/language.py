@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
 from mmrl.adapter import RewardTerm
-from mmrl.chat import ChatTask, Completion, plain_text
+from mmrl.chat import ChatTask, Completion, around_question, plain_text
 from mmrl.errors import AdapterError, CheckpointError, ConfigError, DataError
-from mmrl.generation import CompletionInputs, EncodedPrompt, SamplingParams, completion_log_probs, sample
+from mmrl.generation import CompletionInputs, EncodedPrompt, SamplingParams, append_tokens, completion_log_probs, sample
 from mmrl.language_config import LanguagePolicyConfig, LanguageRolloutConfig
 from mmrl.types import Forward, Media, RolloutBatch, Sample
 
@@ -139,18 +139,35 @@ class LanguageAdapter:
         )
         sampled = sample(_model(policy), prompts, params, pad_id=self.pad_id, group_size=group_size, seeds=seeds)
         ids = [tuple(row[keep].tolist()) for row, keep in zip(sampled.tokens, sampled.mask)]
+        repeated = [task for task in tasks for _ in range(group_size)]
         stop_reasons = tuple("length" if cut else "stop" for cut in sampled.truncated.tolist())
         index = torch.arange(len(tasks)).repeat_interleave(group_size)
-        return RolloutBatch(
-            tasks=tuple(task for task in tasks for _ in range(group_size)),
+        batch = RolloutBatch(
+            tasks=tuple(repeated),
             group_ids=index,
             seeds=seeds,
-            outcomes=tuple(self._completion(row, reason) for row, reason in zip(ids, stop_reasons)),
+            outcomes=tuple(self._completion(*row) for row in zip(repeated, ids, stop_reasons)),
             old_log_probs=sampled.log_probs,
             loss_mask=sampled.mask,
             stop_reasons=stop_reasons,
             inputs=CompletionInputs(prompts=tuple(prompts), prompt_index=index, tokens=sampled.tokens),
         )
+        return self._without_hints(policy, batch) if any(task.hint for task in tasks) else batch
+
+    @torch.no_grad()
+    def _without_hints(self, policy: nn.Module, batch: RolloutBatch) -> RolloutBatch:
+        """The same completions as answers to prompts without hints, with the log-probabilities that they have there."""
+        bare = [replace(task, hint="") for task in batch.tasks]
+        asked = [(task.id, plain_text(task), task.prefill) for task in bare]  # templates ask the same task in different ways
+        distinct = dict(zip(asked, bare))
+        places = {key: place for place, key in enumerate(distinct)}
+        inputs = CompletionInputs(
+            prompts=tuple(self._encode(policy, list(distinct.values()))),
+            prompt_index=torch.tensor([places[key] for key in asked]),
+            tokens=batch.inputs.tokens,
+        )
+        batch = replace(batch, tasks=tuple(bare), inputs=inputs)
+        return replace(batch, old_log_probs=self.forward(policy, batch).log_probs.float().cpu())
 
     def demonstrate(self, policy: nn.Module, tasks: Sequence[ChatTask], *, seeds: Tensor) -> RolloutBatch:
         missing = [task.id for task in tasks if not task.demonstration]
@@ -166,7 +183,7 @@ class LanguageAdapter:
             tasks=tuple(tasks),
             group_ids=index,
             seeds=seeds,
-            outcomes=tuple(self._completion(tuple(row.tolist()), "stop") for row in rows),
+            outcomes=tuple(self._completion(task, tuple(row.tolist()), "stop") for task, row in zip(tasks, rows)),
             old_log_probs=torch.zeros(tokens.shape),
             loss_mask=mask,
             stop_reasons=("stop",) * len(tasks),
@@ -217,7 +234,9 @@ class LanguageAdapter:
         policy.load_state_dict(saved.state_dict(), strict=True)
 
     def _encode(self, policy: nn.Module, tasks: Sequence[ChatTask]) -> list[EncodedPrompt]:
-        prompts = self.frontend.encode(tasks)
+        shown = [replace(task, messages=around_question(task.messages, "", task.hint)) if task.hint else task for task in tasks]
+        prompts = self.frontend.encode(shown)
+        prompts = [append_tokens(prompt, self._prefill_ids(task)) for prompt, task in zip(prompts, tasks)]
         limit = self.rollout_config.max_prompt_tokens
         for task, prompt in zip(tasks, prompts):
             length = prompt["input_ids"].shape[1]
@@ -228,8 +247,16 @@ class LanguageAdapter:
                 )
         return prompts if self.embed_media is None else self.embed_media(_model(policy), prompts)
 
-    def _completion(self, token_ids: tuple[int, ...], stop_reason: str) -> Completion:
-        text = self.frontend.processor.tokenizer.decode(token_ids, skip_special_tokens=True)
+    def _prefill_ids(self, task: ChatTask) -> tuple[int, ...]:
+        if not isinstance(task.prefill, str):
+            return task.prefill
+        return tuple(
+            self.frontend.processor.tokenizer(task.prefill, add_special_tokens=False)["input_ids"] if task.prefill else ()
+        )
+
+    def _completion(self, task: ChatTask, token_ids: tuple[int, ...], stop_reason: str) -> Completion:
+        ids = (*self._prefill_ids(task), *token_ids)
+        text = self.frontend.processor.tokenizer.decode(ids, skip_special_tokens=True)
         return Completion(text=text, token_ids=token_ids, stop_reason=stop_reason)
 
     def _towers(self, model: nn.Module) -> list[nn.Module]:

@@ -23,6 +23,7 @@ from mmrl.config import RunConfig, _flatten, differences, validate
 from mmrl.errors import CheckpointError, ConfigError, NumericsError, RewardError
 from mmrl.evaluation import check_metric, evaluate
 from mmrl.pools import build_sampler
+from mmrl.prompting import require_conversations
 from mmrl.rewards import judged_terms, resolve_terms
 from mmrl.run_dir import RunDirectory
 from mmrl.types import RolloutBatch
@@ -71,6 +72,7 @@ class Trainer:
         self.reference = adapter.freeze_reference(self.policy) if recipe.needs_reference(config.algorithm) else None
         self.updater = Updater(config, adapter, self.policy, self.accelerator)
         self.sampler = build_sampler(config.sampling, adapter.task_source("train"), config.seed)
+        require_conversations(config, self.sampler.source)
         self.run_dir = RunDirectory(config.run_dir)
         self.train_step = 0
         self.constant_steps = 0
