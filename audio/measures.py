@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from audio.media import AudioClip
 from audio.rewards import thinking
-from audio.rubrics_ear import find_sounds, hear, peak_level, pitch, timbre
+from audio.rubrics_ear import Heard, find_sounds, hear, peak_level, pitch, timbre
 from audio.scenes import REGISTERS, TIMBRE_NAMES
 from audio.speech import DIGITS
 
@@ -35,22 +36,35 @@ _SEQUENCES = {"tone": tuple(REGISTERS), "knock": ("loud", "soft"), "sound": TIMB
 _DENIALS = re.compile(r"\b(?:no|not|never|without|isn't|aren't|wasn't|neither|nor)\s+(?:\w+\s+){0,2}$")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Measured:
-    """A clip's events in order."""
+    """A clip's events in order; what they are like is measured when it is asked for."""
 
-    onsets: tuple[float, ...]
-    """Seconds."""
-    seconds: tuple[float, ...]
-    pitches: tuple[tuple[float, float], ...]
-    """Hertz of the strongest partial at the beginning and at the end of each event."""
-    levels: tuple[float, ...]
-    """Peak level in dB below full scale."""
-    timbres: tuple[str, ...]
+    sounds: tuple[Heard, ...]
+
+    @property
+    def onsets(self) -> tuple[float, ...]:
+        """Seconds from the beginning of the clip."""
+        return tuple(sound.start for sound in self.sounds)
+
+    @cached_property
+    def pitches(self) -> tuple[tuple[float, float], ...]:
+        """Hertz of the strongest partial at the beginning and at the end of each event."""
+        return tuple(_end_pitches(sound.wave, sound.rate) for sound in self.sounds)
+
+    @cached_property
+    def levels(self) -> tuple[float, ...]:
+        """Peak level of each event in dB below full scale."""
+        return tuple(map(peak_level, self.sounds))
+
+    @cached_property
+    def timbres(self) -> tuple[str, ...]:
+        """The name of each event's timbre."""
+        return tuple(map(timbre, self.sounds))
 
     @property
     def count(self) -> int:
-        return len(self.onsets)
+        return len(self.sounds)
 
     @property
     def contour(self) -> str | None:
@@ -87,14 +101,7 @@ class Claim:
 
 def measure(clip: AudioClip) -> Measured:
     """Events of a clip and what they are like."""
-    sounds = find_sounds(clip)
-    return Measured(
-        onsets=tuple(sound.start for sound in sounds),
-        seconds=tuple(sound.end - sound.start for sound in sounds),
-        pitches=tuple(_end_pitches(sound.wave, sound.rate) for sound in sounds),
-        levels=tuple(map(peak_level, sounds)),
-        timbres=tuple(map(timbre, sounds)),
-    )
+    return Measured(tuple(find_sounds(clip)))
 
 
 def evidence_matches(text: str, clip: AudioClip) -> bool | None:
@@ -126,12 +133,12 @@ def _sequences(text: str, clip: AudioClip, measured: Measured) -> Iterator[Claim
     for noun, words in _SEQUENCES.items():
         word = "|".join(map(re.escape, words))
         run = re.compile(rf"(?<![\w-])(?:{word})(?:(?:\s+|\s*,\s*|\s*,?\s*(?:and\s+)?then\s+(?:an?\s+)?)(?:{word}))*(?![\w-])")
-        heard = hear(clip, noun)
         for match in run.finditer(text):
             said = re.findall(rf"(?<![\w-])(?:{word})(?![\w-])", match[0])
             alone = len(said) == 1 and text.strip(" .") != match[0]
             if (alone and noun != "sound") or _denied(text, match):
                 continue  # "low" or "soft" alone may mean anything; the name of a timbre may not
+            heard = measured.timbres if noun == "sound" else hear(clip, noun)
             holds = said[0] in heard if alone else tuple(said) == heard or _relative(said, noun, measured)
             yield Claim(stated=match[0], measured=" ".join(heard), holds=holds)
 

