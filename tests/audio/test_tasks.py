@@ -121,16 +121,18 @@ def test_rewarded_kinds_have_no_demonstration_and_their_questions_are_never_demo
 
 def test_a_demonstrated_choice_says_nothing_about_the_sounds():
     source = tasks(kinds=["choose_word"])
-    agree = []
+    agree, places = [], []
     for index in range(900):
         task = source[index]
         word = task.demonstration.split("<answer>")[1].split("</answer>")[0]
         assert word in task.columns["options"] and word in question_of(task)
+        places.append(task.columns["options"].index(word))
         heard = task.columns["heard"].split()
         if word in ("even", "odd") and heard[0].isdigit():
             agree.append(word == ("even", "odd")[int(heard[0]) % 2])
         if word in ("slow", "fast") and heard[0] == "beep":
             agree.append((word == "slow") == ("-" in heard))
+    assert 0.4 < np.mean(places) < 0.6
     assert len(agree) > 40 and 0.3 < sum(agree) / len(agree) < 0.7  # four standard deviations
 
 
@@ -199,6 +201,13 @@ def test_evaluation_voices_are_never_heard_in_training():
         assert len(trained) == len(speech.ACCENTS) * len(speech.TRAIN_VARIANTS)
         assert all(0.15 < len(clip) / RATE < 0.75 for clip in [*held_out, *trained])
         assert not any(len(a) == len(b) and np.array_equal(a, b) for a in held_out for b in trained)
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_digits_are_spoken_by_the_voices_of_their_split(split):
+    rng = np.random.default_rng(0)
+    known = {clip.tobytes() for clip in speech._packaged_clips()[split == "train"][3]}
+    assert all(speech.packaged(3, split=split, rng=rng).tobytes() in known for _ in range(20))
 
 
 def test_the_packaged_set_is_small():
