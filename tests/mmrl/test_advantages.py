@@ -304,7 +304,7 @@ def _episodes(num_groups=30, size=4, width=12, seed=0):
     num = num_groups * size
     lengths = torch.randint(4, width + 1, (num,), generator=generator)
     mask = torch.arange(width) < lengths[:, None]
-    progress = (torch.rand(num, width, generator=generator) * 0.3).cumsum(dim=1).clamp(max=1.0)
+    progress = torch.rand(num, width, generator=generator)  # rises and falls
     return mask, progress, torch.arange(num_groups).repeat_interleave(size), generator
 
 
