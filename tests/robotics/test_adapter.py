@@ -200,6 +200,16 @@ def test_describe_shows_instruction_decisions_goal_and_a_film(adapter):
     assert other.completion != sample.completion and other.media[0].data != sample.media[0].data
 
 
+def test_the_share_of_work_done_is_that_before_each_decision(make_adapter):
+    for decisions, stride in (("chunk", 4), ("action", 1)):
+        adapter = make_adapter(f"rollout.decisions={decisions}", "rollout.max_env_steps=10")
+        batch = rollout(adapter, adapter.build_policy(), num_tasks=1, group_size=2)
+        for row, episode in enumerate(batch.outcomes):
+            before = torch.tensor(1.0 - episode.left[: episode.num_steps : stride] / episode.left[0]).clamp(-1, 1).float()
+            torch.testing.assert_close(batch.progress[row][batch.loss_mask[row]], before)
+            assert batch.progress[row, 0] == 0
+
+
 def test_wrong_requests_are_refused(adapter):
     policy = adapter.build_policy()
     batch = rollout(adapter, policy, num_tasks=1, group_size=2)
