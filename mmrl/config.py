@@ -20,6 +20,7 @@ from mmrl.errors import ConfigError
 from mmrl.prompting_config import PromptingConfig
 from mmrl.sampling_config import SamplingConfig
 from mmrl.section import Section
+from mmrl.strict_yaml import read_yaml
 
 
 class OptimizerConfig(Section):
@@ -198,10 +199,7 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str,
         dotted, sign, text = override.partition("=")
         if not sign or not dotted:
             raise ConfigError(f"override {override!r}: expected section.key=value, for example trainer.num_steps=10.")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"override {override!r}: the value is not YAML ({_one_line(error)}).") from error
+        value = read_yaml(text, f"override {override!r}")
         for key in reversed(dotted.split(".")):
             value = {key: value}
         tree = _merge(tree, value)
@@ -231,13 +229,14 @@ def _read_merged(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in seen:
         raise ConfigError(f"{path}: base files include each other in a circle; remove one of the base: entries.")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; expected a YAML config such as configs/vision/read_digits.yaml.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML ({_one_line(error)}).") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not YAML, since it is not text in UTF-8 ({error}).") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
+    tree = read_yaml(text, str(path))
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: holds {type(tree).__name__}; expected sections such as trainer: and rewards:.")
     named = tree.pop("base", [])
@@ -315,7 +314,3 @@ def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(tree, dict) or not tree:
         return {prefix: tree}
     return {key: value for name, sub in tree.items() for key, value in _flatten(sub, f"{prefix}.{name}".lstrip(".")).items()}
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

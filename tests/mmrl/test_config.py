@@ -277,7 +277,7 @@ def test_an_override_without_a_key_or_a_value_is_refused(override):
 
 
 def test_an_override_that_is_not_yaml_is_refused_on_one_line():
-    with pytest.raises(ConfigError, match=r"override 'seed=\[1': the value is not YAML") as error:
+    with pytest.raises(ConfigError, match=r"override 'seed=\[1': not YAML") as error:
         apply_overrides({}, ["seed=[1"])
     assert "\n" not in str(error.value)
 
@@ -338,6 +338,26 @@ def test_a_missing_file_is_refused_by_name(tmp_path):
 
 def test_a_folder_is_refused(tmp_path):
     assert refuse_file(tmp_path).startswith(f"{tmp_path}: cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("trainer: {num_steps: 1}\nseed: 1\ntrainer: {num_steps: 2}\n", "the key 'trainer' is given twice (first in line 1)"),
+        ("trainer:\n  num_steps: 1\n  num_steps: 2\n", "the key 'num_steps' is given twice (first in line 2)"),
+        ("name: 2001-13-40\n", "holds a value that YAML cannot read"),
+        ("a: " + "[" * 5000, "nested too deeply"),
+    ],
+)
+def test_what_yaml_would_let_pass_or_stumble_over_is_refused(tmp_path, text, found):
+    write(tmp_path, a=text)
+    message = refuse_file(tmp_path / "a.yaml")
+    assert message.startswith(f"{tmp_path}/a.yaml: ") and found in message and "\n" not in message
+
+
+def test_anchors_and_merge_keys_are_no_repetitions(tmp_path):
+    write(tmp_path, a="one: &one {x: 1, y: 2}\ntwo: {<<: *one, x: 3}\nthree: {<<: *one, <<: {z: 4}}\n")
+    assert read_config(tmp_path / "a.yaml")["two"] == {"x": 3, "y": 2}
 
 
 def test_bad_yaml_is_refused_with_the_line_and_on_one_line(tmp_path):
