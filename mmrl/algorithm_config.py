@@ -105,6 +105,19 @@ class DecisionCostShaping(Section):
     """Subtracted for each decision of a correct rollout."""
 
 
+class ConciseCorrectShaping(Section):
+    """A bonus for the shortest correct rollout of a group, while that is longer than a floor (Observe-R1, arXiv 2505.12432)."""
+
+    name: Literal["concise_correct"] = "concise_correct"
+    """Tag of this shaping."""
+    bonus: float = Field(0.2, gt=0)
+    """Added to that rollout's reward."""
+    floor: int = Field(100, ge=0)
+    """Once the shortest correct rollout has so many decisions or fewer, nobody gains by being shorter."""
+    truncated: bool = False
+    """Whether a rollout that was cut at the limit may win the bonus."""
+
+
 Shaping = Annotated[
     OverlongShaping
     | TruncatedShaping
@@ -112,7 +125,8 @@ Shaping = Annotated[
     | GroupLengthShaping
     | TargetLengthShaping
     | OutcomeShaping
-    | DecisionCostShaping,
+    | DecisionCostShaping
+    | ConciseCorrectShaping,
     Field(discriminator="name"),
 ]
 
@@ -150,7 +164,7 @@ class AlgorithmConfig(Section):
     """Compute advantages from all rollouts that were drawn, or from those that ``subsample`` keeps."""
     shaping: tuple[Shaping, ...] = ()
     """Changes of the total reward before the advantage, in order: overlong, truncated, cosine, group_length, target_length,
-    decision_cost, outcome."""
+    decision_cost, concise_correct, outcome."""
     advantage: AdvantageName = "group_std"
     """Reward to credit, for example centered and scaled (GRPO), centered (Dr. GRPO), leave-one-out (RLOO), or 1 (likelihood);
     ``mmrl list`` has the formulas."""
@@ -162,8 +176,13 @@ class AlgorithmConfig(Section):
     """Advantages larger than this in absolute value become 0 (StableReinforce: 3); absent is off."""
     discount: float = Field(1.0, gt=0, le=1)
     """Discount of ``token_whitened`` reward-to-go, per decision."""
-    difficulty_weight: Literal["none", "inverse", "inverse_sqrt"] = "none"
-    """Divide a group's advantages by its success rate p, or its square root (Reinforce-Ada)."""
+    difficulty_weight: Literal["none", "inverse", "inverse_sqrt", "parabola"] = "none"
+    """Divide a group's advantages by its success rate p, or its square root (Reinforce-Ada), or multiply them by
+    ``4 difficulty_peak p (1 - p)`` (Observe-R1)."""
+    difficulty_peak: float = Field(1.8, gt=0)
+    """Largest weight of ``difficulty_weight: parabola``, that of a group half of which is correct."""
+    advantage_clamp: float | None = Field(None, gt=0)
+    """Advantages are bounded by plus and minus this after all weights; absent is off."""
     positive_weight: float = Field(1.0, ge=0)
     """Factor of positive advantages (W-REINFORCE's lambda)."""
     negative_weight: float = Field(1.0, ge=0)
@@ -202,8 +221,9 @@ class AlgorithmConfig(Section):
     (DeepSeek-V3.2); absent is off."""
     kl: Literal["k1", "k2", "k3", "abs"] = "k3"
     """Estimator of the KL divergence to the reference policy."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Add the KL to the loss per decision, or subtract it from the reward."""
+    kl_in: Literal["loss", "reward", "return"] = "loss"
+    """Add the KL to the loss per decision, subtract it from the reward, or subtract what is still to come of it from the
+    finished advantage of each decision (``return``: it acts where the advantage is 0 and no statistics see it)."""
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL term; at 0 no reference policy is kept in memory."""
     kl_gradient: Literal["own", "k2"] = "own"

@@ -67,7 +67,7 @@ def collect(
     batch, totals = _select_groups(config, adapter, policy, sampler, terms, accelerator, train_step)
     rewards = recipe.shape_rewards(algorithm, batch, adapter.max_decisions)
     reference = None
-    if algorithm.kl_in == "reward" and reference_log_probs is not None:
+    if algorithm.kl_in in ("reward", "return") and reference_log_probs is not None:
         reference = reference_log_probs(batch)
     weights = {name: term.weight for name, term in terms.items()}
     inputs = recipe.credit_inputs(algorithm, batch, reference, rewards=rewards, weights=weights)
@@ -83,6 +83,7 @@ def collect(
     advantages = recipe.finish_advantages(algorithm, advantages, batch, progress)
     if algorithm.statistics == "all":
         trained = SUBSAMPLES[algorithm.subsample](algorithm, batch, advantages)
+    advantages = recipe.subtract_kl_to_go(algorithm, advantages, batch, reference)
     if reference_log_probs is not None and reference is None:
         reference = _of_rows(batch, trained, reference_log_probs)
     mismatch, mismatch_totals = _mismatch(algorithm, batch, trained, accelerator)

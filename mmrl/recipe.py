@@ -232,7 +232,8 @@ def estimate_advantages(config: AlgorithmConfig, inputs: CreditInputs) -> Tensor
 
 
 def finish_advantages(config: AlgorithmConfig, advantages: Tensor, batch: RolloutBatch, progress: float = 1.0) -> Tensor:
-    """The limit, difficulty and sign weights, rejection and CAPO's first phase; ``progress`` is the share of the run so far."""
+    """The limit, difficulty and sign weights, rejection, the clamp, CAPO's first phase; ``progress`` is the share of the run
+    so far."""
     if config.advantage_limit is not None:
         advantages = advantages.masked_fill(advantages.abs() > config.advantage_limit, 0.0)
     if config.difficulty_weight != "none":
@@ -241,7 +242,23 @@ def finish_advantages(config: AlgorithmConfig, advantages: Tensor, batch: Rollou
         advantages = advantages * torch.where(advantages > 0, config.positive_weight, config.negative_weight)
     if config.selection == "reject":
         advantages = advantages.masked_fill(_by_row(rejected_rows(config, batch), advantages), 0.0)
+    if config.advantage_clamp is not None:
+        advantages = advantages.clamp(-config.advantage_clamp, config.advantage_clamp)
     return advantages.clamp(min=0) if progress < config.positive_only_until else advantages
+
+
+def subtract_kl_to_go(
+    config: AlgorithmConfig, advantages: Tensor, batch: RolloutBatch, reference_log_probs: Tensor | None
+) -> Tensor:
+    """With ``kl_in: return``, ``A_t - kl_coef sum_(u>=t) kl_u`` of each decision, float32 ``[N, T]``; else ``advantages``.
+
+    That is the undiscounted reward-to-go of a rollout whose decisions cost their KL and whose last one earns ``A``.
+    """
+    if config.kl_in != "return" or reference_log_probs is None:
+        return advantages
+    kl = losses.kl_penalty(batch.old_log_probs, reference_log_probs, batch.loss_mask, estimator=config.kl)
+    to_go = adv.reward_to_go(-config.kl_coef * kl, batch.loss_mask)
+    return torch.where(batch.loss_mask, per_decision(advantages, to_go).double() + to_go, 0.0).float()
 
 
 def compute_advantages(
@@ -254,12 +271,16 @@ def compute_advantages(
 ) -> Tensor:
     """``[N]`` or ``[N, T]`` float32 credit; with ``kl_in: reward`` the KL is subtracted from the rewards first."""
     inputs = credit_inputs(config, batch, reference_log_probs, weights=weights)
-    return finish_advantages(config, estimate_advantages(config, inputs), batch, progress)
+    advantages = finish_advantages(config, estimate_advantages(config, inputs), batch, progress)
+    return subtract_kl_to_go(config, advantages, batch, reference_log_probs)
 
 
 def difficulty_weights(config: AlgorithmConfig, batch: RolloutBatch) -> Tensor:
-    """``[N]`` float32: 1/p or 1/sqrt(p) with the group's success rate p, 0 where nothing succeeded (Reinforce-Ada)."""
+    """``[N]`` float32: 1/p or 1/sqrt(p) with the group's success rate p, 0 where nothing succeeded (Reinforce-Ada), or
+    ``4 difficulty_peak p (1 - p)`` (Observe-R1)."""
     rate = pass_rates(config, batch)
+    if config.difficulty_weight == "parabola":
+        return (4 * config.difficulty_peak * rate * (1 - rate)).float()
     power = 1.0 if config.difficulty_weight == "inverse" else 0.5
     return torch.where(rate > 0, rate.clamp(min=1e-9).pow(-power), 0.0).float()
 

@@ -64,6 +64,23 @@ def target_length_rewards(lengths: Tensor, correct: Tensor, *, target: int, mode
     return correct.float() * (alpha * (target - lengths) + 0.5).clamp(0, 1)
 
 
+def concise_correct_bonus(
+    lengths: Tensor, correct: Tensor, group_ids: Tensor, *, bonus: float = 0.2, floor: int = 100
+) -> Tensor:
+    """Observe-R1's bonus (arXiv 2505.12432): ``bonus`` for at most one rollout of each group, else 0; float32 ``[N]``.
+
+    It goes to the shortest of the ``correct`` rollouts (the first of equals) if that is longer than ``floor``. A group that has
+    none correct gets none.
+    """
+    result = torch.zeros(len(lengths))
+    for group in group_ids[correct].unique():
+        rows = ((group_ids == group) & correct).nonzero()[:, 0]
+        shortest = rows[lengths[rows].argmin()]
+        if lengths[shortest] > floor:
+            result[shortest] = bonus
+    return result
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShapingInputs:
     """What a shaping may look at, one entry per rollout."""
@@ -88,6 +105,12 @@ SHAPINGS: Mapping[str, Callable[[Any, Tensor, ShapingInputs], Tensor]] = {
     ).masked_fill(r.isnan(), torch.nan),
     "outcome": lambda c, r, x: torch.where(x.correct, c.correct, c.wrong).masked_fill(r.isnan(), torch.nan),
     "decision_cost": lambda c, r, x: r - c.cost * x.lengths * x.correct,
+    "concise_correct": lambda c, r, x: (
+        r
+        + concise_correct_bonus(
+            x.lengths, x.correct if c.truncated else x.correct & ~x.truncated, x.group_ids, bonus=c.bonus, floor=c.floor
+        )
+    ),
 }
 """``shape(config, rewards, inputs) -> rewards``; a reward that is NaN stays NaN."""
 
