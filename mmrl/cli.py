@@ -7,10 +7,12 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl import __project__, __version__
+from mmrl.data_commands import Tools, add_data_commands
 from mmrl.errors import ConfigError, MMRLError
 
 if TYPE_CHECKING:
@@ -111,18 +113,10 @@ def build_parser() -> argparse.ArgumentParser:
                          help="algorithms (default), policies, or the name of an algorithm")  # fmt: skip
 
     data = commands.add_parser("data", help="look at datasets", description="Look at datasets before training on them.")
-    data_commands = data.add_subparsers(metavar="COMMAND", required=True)
-    summary = "read every row, open every medium, report each bad row"
-    data_check = add("check", data_check_command, summary, parent=data_commands, config=False)
-    data_check.add_argument("target", metavar="FILE|CONFIG", help="a dataset file, or a run's YAML file")
-    data_check.add_argument("--json", action="store_true", help="print the result as JSON")
-    data_show = add("show", data_show_command, "print one row as the policy sees it", parent=data_commands, config=False)
-    data_show.add_argument("target", metavar="FILE|CONFIG", help="a dataset file, or a run's YAML file")
-    data_show.add_argument("--row", type=int, default=1, help="row, counted from 1; for jsonl the line (default 1)")
-    for command in (data_check, data_show):
-        command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for example columns.prompt=question")
-    data_check.add_argument("--modality", choices=[name for name, entry in MODALITIES.items() if len(entry) > 2],
-                            default="vision", help="whose limits and decoders judge the media (default vision)")  # fmt: skip
+    nested = data.add_subparsers(metavar="COMMAND", required=True)
+    openers = {name: entries[2] for name, entries in MODALITIES.items() if len(entries) > 2}
+    tools = Tools(load_run=load_run, load=_load, config_class=config_class, openers=openers)
+    add_data_commands(partial(add, parent=nested, config=False), tools)
     return parser
 
 
@@ -286,59 +280,6 @@ def list_command(arguments: argparse.Namespace) -> None:
         print("\n".join(explain(arguments.what)))
     else:
         raise ConfigError(f"list {arguments.what!r}: {_suggest(arguments.what, [*PRESETS, 'algorithms', 'policies'])}")
-
-
-def data_check_command(arguments: argparse.Namespace) -> int:
-    from mmrl.data_check import check_dataset, render_check
-
-    console = _console(stderr=arguments.json)
-    open_media = _load(MODALITIES[_data_modality(arguments)][2])(_rollout_limits(arguments))
-    reports = []
-    for name, dataset in _datasets(arguments.target, arguments.overrides).items():
-        report = check_dataset(dataset, base_dir=Path.cwd(), open_media=open_media, console=console)
-        reports.append(report)
-        if not arguments.json:
-            console.print(f"{name}: ", end="")
-            console.print(render_check(report))
-    if arguments.json:
-        print(json.dumps([json.loads(report.to_json()) for report in reports], indent=1))
-    return 0 if all(report.ok for report in reports) else 1
-
-
-def data_show_command(arguments: argparse.Namespace) -> None:
-    from mmrl.data import read_tasks
-    from mmrl.data_check import describe_task
-
-    dataset = next(iter(_datasets(arguments.target, arguments.overrides).values()))
-    print(describe_task(read_tasks(dataset, base_dir=Path.cwd()).find_row(arguments.row)))
-
-
-def _data_modality(arguments: argparse.Namespace) -> str:
-    """The modality of a config file, or the one that was asked for."""
-    if arguments.target.endswith((".yaml", ".yml")):
-        return load_run(Path(arguments.target), arguments.overrides).modality
-    return arguments.modality
-
-
-def _rollout_limits(arguments: argparse.Namespace) -> Any:
-    """The ``rollout`` section of a config file, or the modality's defaults."""
-    if arguments.target.endswith((".yaml", ".yml")):
-        return load_run(Path(arguments.target), arguments.overrides).rollout
-    return config_class(arguments.modality).model_fields["rollout"].default
-
-
-def _datasets(target: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """The datasets of a config file, or one dataset file read with ``columns.prompt=...`` style overrides."""
-    from mmrl.config import apply_overrides, validate
-    from mmrl.data import DatasetConfig
-
-    if not target.endswith((".yaml", ".yml")):
-        return {target: validate(apply_overrides({"path": target}, overrides), DatasetConfig, target)}
-    tasks = getattr(load_run(Path(target), overrides), "tasks", None)
-    found = {name: value for name, value in tasks or () if isinstance(value, DatasetConfig)}
-    if not found:
-        raise ConfigError(f"{target}: tasks has no dataset to look at; its tasks are made by the program.")
-    return found
 
 
 def _load(path: str) -> Any:
