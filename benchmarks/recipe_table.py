@@ -2,21 +2,19 @@
 
     .venv/bin/python benchmarks/recipe_table.py configs/vision/read_digits.yaml configs/robotics/reach.yaml --seeds 0 1 2
 
-Each cell is one ``mmrl train CONFIG algorithm=NAME seed=S`` below ``--runs``. A run that has finished is not repeated, one that
-was interrupted is resumed, so the command may be stopped and started again. Steps and tasks per step are the config's, so every
-recipe plans the same number of rollouts; *draws* is the multiple of it that was paid for. Reward, entropy and length are means
-of the last tenth of the steps. *KL to start* is the mean of ``log pi - log pi at the start`` over decisions that the last
-policy samples on held-out tasks. Every pair after ``--set`` is passed on to every run.
+Each cell is one ``mmrl train CONFIG algorithm=NAME seed=S`` below ``--runs``, in a child of this process (see runs.py). A run
+that has finished is not repeated, one that was interrupted is resumed, so the command may be stopped and started again. Steps
+and tasks per step are the config's, so every recipe plans the same number of rollouts; *draws* is the multiple of it that was
+paid for. Reward, entropy and length are means of the last tenth of the steps. *KL to start* is the mean of ``log pi - log pi at
+the start`` over decisions that the last policy samples on held-out tasks. *CPU s* is training and evaluation, without imports.
+Every pair after ``--set`` is passed on to every run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +26,7 @@ from mmrl.algorithms import PRESETS
 from mmrl.checkpoint import latest_checkpoint
 from mmrl.cli import build_adapter, load_run
 from mmrl.sampling import rollout_seeds
+from runs import Run, train
 
 COLUMNS = ("held-out", "before", "reward", "entropy", "KL to start", "length", "draws", "CPU s")
 
@@ -39,6 +38,7 @@ def main() -> int:
     parser.add_argument("--recipes", nargs="+", default=[name for name in PRESETS if name != "sft"])
     parser.add_argument("--runs", type=Path, default=Path("runs/recipes"))
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="passed on to every run")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     parser.add_argument("--only-table", action="store_true", help="write the tables from finished runs, start none")
     arguments = parser.parse_args()
     unknown = set(arguments.recipes) - set(PRESETS)
@@ -46,15 +46,17 @@ def main() -> int:
         parser.error(f"unknown recipes {', '.join(sorted(unknown))}; known: {', '.join(PRESETS)}")
     failed = []
     for config in arguments.configs:
-        for name in arguments.recipes:
-            for seed in arguments.seeds:
-                run_dir = arguments.runs / f"{config.stem}-{name}-{seed}"
-                if (
-                    not arguments.only_table
-                    and not (run_dir / "cost.json").exists()
-                    and not train(config, name, seed, run_dir, arguments.set)
-                ):
-                    failed.append(run_dir.name)
+        if not arguments.only_table:
+            runs = [
+                Run(
+                    config=config,
+                    run_dir=arguments.runs / f"{config.stem}-{name}-{seed}",
+                    overrides=[f"algorithm={name}", f"seed={seed}", *arguments.set],
+                )
+                for name in arguments.recipes
+                for seed in arguments.seeds
+            ]
+            failed += train(runs, workers=arguments.workers, measure=lambda run_dir: {"kl_to_start": kl_to_start(run_dir)})
         table = markdown(config.stem, arguments.recipes, arguments.seeds, arguments.runs)
         path = arguments.runs / f"{config.stem}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,31 +65,6 @@ def main() -> int:
     if failed:
         print(f"failed: {', '.join(failed)}; see log.txt in their folders", file=sys.stderr)
     return 1 if failed else 0
-
-
-def train(config: Path, name: str, seed: int, run_dir: Path, overrides: Sequence[str]) -> bool:
-    """Run or resume one training; its CPU seconds are added up over interruptions."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    started = (run_dir / "checkpoints").exists()
-    command = [
-        sys.executable, "-m", "mmrl", "train", str(config), "--cpu", *(["--resume"] if started else ["--overwrite"]),
-        f"algorithm={name}", f"seed={seed}", f"name={run_dir.name}", f"output_dir={run_dir.parent}", *overrides,
-    ]  # fmt: skip
-    print(f"{'resume' if started else 'train'}  {run_dir.name}", flush=True)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "log.txt").write_text(result.stdout + result.stderr, encoding="utf-8")
-    partial = run_dir / "cost_so_far.json"
-    spent = json.loads(partial.read_text())["cpu_s"] if started and partial.exists() else 0.0
-    spent += after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    if result.returncode != 0:
-        partial.write_text(json.dumps({"cpu_s": spent}), encoding="utf-8")
-        return False
-    cost = {"cpu_s": spent, "kl_to_start": kl_to_start(run_dir)}
-    (run_dir / "cost.json").write_text(json.dumps(cost), encoding="utf-8")
-    return True
 
 
 def kl_to_start(run_dir: Path, num_tasks: int = 64) -> float:
