@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/recipe_table.py configs/vision/read_digits.yaml configs/robotics/reach.yaml --seeds 0 1 2
 
-Each cell is one ``mmrl train CONFIG algorithm=NAME seed=S`` below ``--runs``, in a child of this process (see forked_runs.py). A run
+Each cell is one ``mmrl train CONFIG algorithm=NAME seed=S`` below ``--runs``, in a child process (see forked_runs.py). A run
 that has finished is not repeated, one that was interrupted is resumed, so the command may be stopped and started again. Steps
 and tasks per step are the config's, so every recipe plans the same number of rollouts; *draws* is the multiple of it that was
 paid for. Reward, entropy and length are means of the last tenth of the steps. *KL to start* is the mean of ``log pi - log pi at
