@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmrl import __project__, __version__
+from mmrl import __project__, __version__, profile_command
 from mmrl.data_commands import Tools, add_data_commands
 from mmrl.errors import ConfigError, MMRLError
 
@@ -117,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     openers = {name: entries[2] for name, entries in MODALITIES.items() if len(entries) > 2}
     tools = Tools(load_run=load_run, load=_load, config_class=config_class, openers=openers)
     add_data_commands(partial(add, parent=nested, config=False), tools)
+    profile_command.add_arguments(add("profile", profile_tasks, profile_command.SUMMARY, parent=nested))
     return parser
 
 
@@ -208,6 +209,11 @@ def eval_command(arguments: argparse.Namespace) -> int:
         arguments.output.write_text(json.dumps(result, indent=1), encoding="utf-8")
         console.print(f"result  {arguments.output}", highlight=False, soft_wrap=True)
     return 0
+
+
+def profile_tasks(arguments: argparse.Namespace) -> int:
+    chosen = [f"policy.path={arguments.policy}"] if arguments.policy else []
+    return profile_command.run(load_run(arguments.config, [*arguments.overrides, *chosen]), arguments, build_adapter)
 
 
 def check_command(arguments: argparse.Namespace) -> int:
