@@ -110,6 +110,16 @@ def chain_success(solved: Sequence[int], length: int) -> tuple[list[float], floa
     return shares, sum(shares)
 
 
+def pass_at_k(successes: int, n: int, k: int) -> float:
+    """Chance that one of ``k`` attempts at a task succeeds, from ``n >= k`` attempts: ``1 - C(n - successes, k) / C(n, k)``.
+
+    Unbiased; Chen et al. 2021 (arXiv 2107.03374); the mean over tasks is pass@k.
+    """
+    if not (0 <= successes <= n and 1 <= k <= n):
+        raise ValueError(f"successes is {successes}, n {n}, k {k}; expected 0 <= successes <= n and 1 <= k <= n.")
+    return 1.0 - math.comb(n - successes, k) / math.comb(n, k)
+
+
 def mean_interval(
     values: Sequence[float] | np.ndarray,
     confidence: float = 0.95,

@@ -16,6 +16,7 @@ from mmrl.statistics import (
     mcnemar_exact,
     mean_interval,
     paired_difference_interval,
+    pass_at_k,
     sample_size,
     suite_means,
     wilson_interval,
@@ -199,3 +200,33 @@ def test_pairs_that_agree_make_the_interval_narrower_than_independent_measuremen
 def test_importing_statistics_does_not_import_torch_or_scipy():
     code = "import sys, mmrl.statistics; print([name for name in ('torch', 'scipy') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "k", "expected"),
+    [
+        (1, 4, 1, 0.25),
+        (1, 4, 2, 0.5),  # of the 6 pairs 3 hold the success
+        (2, 4, 2, 5 / 6),
+        (3, 10, 8, 1.0),  # 7 failures do not fill 8 attempts
+        (0, 64, 64, 0.0),
+        (5, 200, 100, 0.9703084),  # 1 - C(195, 100) / C(200, 100) = 1 - (100 99 98 97 96) / (200 199 198 197 196)
+    ],
+)
+def test_pass_at_k_counts_the_choices_without_a_success(successes, n, k, expected):
+    assert pass_at_k(successes, n, k) == pytest.approx(expected, abs=1e-7)
+
+
+@given(n=st.integers(1, 60), data=st.data())
+def test_pass_at_k_is_the_success_rate_at_one_and_grows_with_k(n, data):
+    successes = data.draw(st.integers(0, n))
+    values = [pass_at_k(successes, n, k) for k in range(1, n + 1)]
+    assert values[0] == pytest.approx(successes / n)
+    assert values == sorted(values)
+    assert values[-1] == (1.0 if successes else 0.0)
+
+
+@pytest.mark.parametrize(("successes", "n", "k"), [(5, 4, 1), (-1, 4, 1), (1, 4, 0), (1, 4, 5)])
+def test_pass_at_k_refuses_more_attempts_than_there_are(successes, n, k):
+    with pytest.raises(ValueError, match=f"n {n}, k {k}"):
+        pass_at_k(successes, n, k)
