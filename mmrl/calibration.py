@@ -107,5 +107,6 @@ def _confidence_and_correct(task: ChatTask, completion: Completion) -> tuple[flo
     return None if confidence is None else (confidence, float(_is_right(task, completion)))
 
 
+confidence_format.reads_form = True
 brier.record = _confidence_and_correct
 brier.summarize = calibration_summary

@@ -20,6 +20,7 @@ from mmrl.algorithm_config import AlgorithmConfig
 from mmrl.config import RunConfig
 from mmrl.errors import RewardError
 from mmrl.probing import PolicyMeasure
+from mmrl.reward_watch import term_totals
 from mmrl.rewards import WeightedTerm, score
 from mmrl.sampling import TaskSampler, rollout_seeds
 from mmrl.selection import SELECTIONS, SUBSAMPLES, pass_rates, rejected_rows
@@ -132,7 +133,8 @@ def _select_groups(
         )
         if batch is not None:
             rows = selection.keep(algorithm, batch)
-            totals = processes.add(totals, _totals(batch), _group_totals(algorithm, batch, rows))
+            signals = term_totals(batch, {name: term.weight for name, term in terms.items()})
+            totals = processes.add(totals, _totals(batch), signals, _group_totals(algorithm, batch, rows))
             domains = processes.add(domains, _domain_totals(batch))
             if rows.any():
                 kept.append(batch.select(rows.nonzero()[:, 0]))

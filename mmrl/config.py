@@ -16,7 +16,9 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from mmrl.algorithm_config import NEEDS_NO_GROUP, AlgorithmConfig
+from mmrl.auxiliary_config import AuxiliaryConfig
 from mmrl.errors import ConfigError
+from mmrl.parity_config import ParityConfig
 from mmrl.prompting_config import PromptingConfig
 from mmrl.sampling_config import SamplingConfig
 from mmrl.section import Section
@@ -61,6 +63,8 @@ class TrainerConfig(Section):
     """torch threads of each process; absent leaves torch's choice."""
     max_constant_steps: int = Field(50, gt=0)
     """Stop after this many steps in a row in which no group carried any signal."""
+    parity: ParityConfig = ParityConfig()
+    """Whether recorded log-probabilities are those of the trainer's own forward pass."""
 
 
 class EvaluationConfig(Section):
@@ -78,6 +82,8 @@ class EvaluationConfig(Section):
     """Reward term that is reported; must be among the run's rewards."""
     batch_size: int = Field(64, gt=0)
     """Tasks attempted at once; the result does not depend on it."""
+    control: Literal["none", "blank", "shuffle"] = "none"
+    """Also measure with blanked media, or with those of other tasks, and report the gap: does the policy use its media?"""
 
 
 class CheckpointConfig(Section):
@@ -98,6 +104,10 @@ class MetricsConfig(Section):
     """Write readable rollouts every so many train steps; 0 never."""
     samples_per_step: int = Field(8, gt=0)
     """Rollouts written each time, whole groups first."""
+    replay: bool = False
+    """Write each decision of these rollouts too: log-probabilities, ratio, clip, mask, advantage (``mmrl replay``)."""
+    reward_window: int = Field(20, ge=0)
+    """Steps over which reward terms are watched: constant ones, one that dominates, nothing but the form; 0 is off."""
 
 
 class RewardConfig(Section):
@@ -107,6 +117,11 @@ class RewardConfig(Section):
     """Factor of the term in the total reward."""
     function: str | None = None
     """``package.module:function`` of your own code; absent means the adapter's term of this name."""
+    timeout_s: float | None = Field(None, gt=0)
+    """Call the term in a process of its own, and stop the run when an answer takes longer; absent calls it directly."""
+    max_failure_share: float | None = Field(None, gt=0, le=1)
+    """Share of the rollouts scored at once on which the term may fail (they count as not applicable); absent stops at the
+    first failure."""
 
 
 class RunConfig(Section):
@@ -124,6 +139,8 @@ class RunConfig(Section):
     """Weighted reward terms: ``accuracy: 1.0``, or ``mine: {weight: 0.5, function: my_module:my_term}``."""
     algorithm: AlgorithmConfig = Field("grpo", validate_default=True)
     """Preset name, or a mapping with a name and overrides."""
+    auxiliary: AuxiliaryConfig = AuxiliaryConfig()
+    """Terms that join the policy loss."""
     sampling: SamplingConfig = SamplingConfig()
     """Which tasks next."""
     prompting: PromptingConfig = PromptingConfig()
@@ -173,12 +190,25 @@ class RunConfig(Section):
         metric = algorithm.selection_metric
         if metric is not None and metric not in self.rewards:
             raise ValueError(f"algorithm.selection_metric {metric!r} is not among rewards; {_suggest(metric, self.rewards)}")
+        self._auxiliary_terms_can_act()
         if self.sampling.tasks_per_step % self.trainer.minibatches:
             raise ValueError(
                 f"sampling.tasks_per_step ({self.sampling.tasks_per_step}) must be divisible by trainer.minibatches "
                 f"({self.trainer.minibatches}), since groups are not split."
             )
         return self
+
+    def _auxiliary_terms_can_act(self) -> None:
+        if self.auxiliary.ral is None:
+            return
+        if self.algorithm.source == "demonstrations":
+            raise ValueError("auxiliary.ral compares attention with that of the policy that sampled; demonstrations have none.")
+        if self.trainer.epochs_per_batch * self.trainer.minibatches == 1:
+            raise ValueError(
+                "auxiliary.ral has exactly zero gradient while the policy is the one that sampled, and with "
+                "trainer.epochs_per_batch 1 and trainer.minibatches 1 it always is; take 2 to 4 optimizer steps per batch, for "
+                "example trainer.minibatches=4."
+            )
 
     @property
     def run_dir(self) -> Path:

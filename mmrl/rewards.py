@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +27,8 @@ from mmrl.adapter import RewardTerm
 from mmrl.chat import ChatTask, Completion
 from mmrl.config import RewardConfig
 from mmrl.errors import ConfigError, RewardError
+from mmrl.reward_binding import bind_columns
+from mmrl.reward_workers import NoAnswer, TimedTerm
 from mmrl.types import RolloutBatch, Task
 
 
@@ -37,6 +38,37 @@ class WeightedTerm:
 
     weight: float
     function: RewardTerm
+    failures: Failures | None = field(default=None, compare=False)
+    """Which failures are let pass; None stops at the first one."""
+
+
+@dataclass(kw_only=True)
+class Failures:
+    """Failures of one term that are counted as "does not apply" instead of stopping the run."""
+
+    limit: float
+    """Share of the rollouts scored at once up to which they are let pass."""
+    failed: int = 0
+    scored: int = 0
+
+    def note(self, errors: Sequence[RewardError | None]) -> None:
+        """Count one batch; raise the first of ``errors`` when there are too many."""
+        found = [error for error in errors if error is not None]
+        if len(found) > self.limit * len(errors):
+            raise found[0]
+        self.failed += len(found)
+        self.scored += len(errors)
+
+    def take(self) -> tuple[float, float]:
+        """``(failed, scored)`` since the last call."""
+        counts = (self.failed, self.scored)
+        self.failed = self.scored = 0
+        return counts
+
+
+def failure_totals(terms: Mapping[str, WeightedTerm]) -> dict[str, tuple[float, float]]:
+    """Share of failures, as ``(sum, count)``, of the terms that let some pass; since the last call."""
+    return {f"reward_failures/{name}": term.failures.take() for name, term in terms.items() if term.failures is not None}
 
 
 def group_term(function: Callable[[Any, Sequence[Any]], Sequence[Any]]) -> Callable[[Any, Sequence[Any]], Sequence[Any]]:
@@ -83,19 +115,34 @@ def judged_terms(terms: Mapping[str, WeightedTerm]) -> list[JudgedTerm]:
     return [term.function for term in terms.values() if getattr(term.function, "is_judged", False)]
 
 
-def resolve_terms(rewards: Mapping[str, RewardConfig], known: Mapping[str, RewardTerm]) -> dict[str, WeightedTerm]:
-    """Find the function of every configured term: the adapter's by name, or the user's own ``package.module:function``."""
+def resolve_terms(
+    rewards: Mapping[str, RewardConfig],
+    known: Mapping[str, RewardTerm],
+    tasks: Callable[[], Sequence[Task]] | None = None,
+) -> dict[str, WeightedTerm]:
+    """Find the function of every configured term: the adapter's by name, or the user's own ``package.module:function``.
+
+    ``tasks`` gives the training tasks, whose columns a function of the user's own may ask for (`mmrl.reward_binding`).
+    """
     terms = {}
     for name, spec in rewards.items():
         if spec.function is not None:
-            function = _import_function(spec.function, f"rewards.{name}.function")
+            key = f"rewards.{name}.function"
+            function = bind_columns(_import_function(spec.function, key), key, spec.function, tasks)
         elif name in known:
             function = known[name]
         else:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else f"known terms: {', '.join(sorted(known))}."
             raise ConfigError(f"rewards.{name}: no such term; {hint} Your own: {{function: package.module:function}}.")
-        terms[name] = WeightedTerm(weight=spec.weight, function=function)
+        if spec.timeout_s is not None:
+            if getattr(function, "is_judged", False):
+                raise ConfigError(
+                    f"rewards.{name}.timeout_s: a judged term keeps time by itself (judge.timeout_s); leave it out."
+                )
+            function = TimedTerm(function, timeout_s=spec.timeout_s, key=f"rewards.{name}.timeout_s")
+        failures = Failures(limit=spec.max_failure_share) if spec.max_failure_share else None
+        terms[name] = WeightedTerm(weight=spec.weight, function=function, failures=failures)
     return terms
 
 
@@ -106,7 +153,7 @@ def score(batch: RolloutBatch, terms: Mapping[str, WeightedTerm]) -> RolloutBatc
     """
     columns, judgings = {}, None
     for name, term in terms.items():
-        columns[name], records = _score_term(name, term.function, batch)
+        columns[name], records = _score_term(name, term, batch)
         judgings = judgings or records
     values = torch.stack(list(columns.values()))  # [terms, N]
     weights = torch.tensor([term.weight for term in terms.values()])[:, None]
@@ -150,6 +197,8 @@ def same_answer(given: str, expected: str) -> bool:
         return False
 
 
+think_answer_format.reads_form = True
+
 TEXT_TERMS: Mapping[str, RewardTerm] = {"accuracy": accuracy, "format": think_answer_format}
 """Terms that every text modality offers."""
 
@@ -168,21 +217,42 @@ def _value(answer: str) -> float:
 
 
 def _score_term(
-    name: str, function: RewardTerm, batch: RolloutBatch
+    name: str, term: WeightedTerm, batch: RolloutBatch
 ) -> tuple[torch.Tensor, tuple[Mapping[str, Any] | None, ...] | None]:
     """The term's column ``[N]`` and, of a term that gives some, each row's record."""
+    function, errors = term.function, [None] * len(batch)
+
+    def attempt(rows: Sequence[int], work: Callable[[], Any]) -> Any:
+        """What ``work`` gives; None where it fails and failures of the term are let pass."""
+        try:
+            return work()
+        except RewardError as error:
+            if term.failures is None:
+                raise
+            for row in rows:
+                errors[row] = error
+            return None
+
     if not getattr(function, "scores_group", False):
-        values = [_call(name, function, task, outcome) for task, outcome in zip(batch.tasks, batch.outcomes)]
-        numbers = [_number(name, value, task) for value, task in zip(values, batch.tasks)]
-        return torch.tensor(numbers, dtype=torch.float32), None
+        pairs = zip(batch.tasks, batch.outcomes)
+        found = [
+            attempt([row], lambda task=task, outcome=outcome: _number(name, _call(name, function, task, outcome), task))
+            for row, (task, outcome) in enumerate(pairs)
+        ]
+        if term.failures is not None:
+            term.failures.note(errors)
+        return torch.tensor([math.nan if number is None else number for number in found], dtype=torch.float32), None
     groups = [(batch.group_ids == group).nonzero()[:, 0].tolist() for group in batch.group_ids.unique().tolist()]
 
-    def answer(rows: list[int]) -> tuple[list[Any], Mapping[str, Any] | None]:
+    def score_group(rows: list[int]) -> tuple[list[float], Mapping[str, Any] | None]:
         task = batch.tasks[rows[0]]
-        found = _call(name, lambda *given: _unpack(function(*given)), task, [batch.outcomes[row] for row in rows])
-        if len(found[0]) != len(rows):
-            raise RewardError(f"reward {name!r} returned {len(found[0])} values for {len(rows)} rollouts of task {task.id!r}.")
-        return found
+        values, record = _call(name, lambda *given: _unpack(function(*given)), task, [batch.outcomes[row] for row in rows])
+        if len(values) != len(rows):
+            raise RewardError(f"reward {name!r} returned {len(values)} values for {len(rows)} rollouts of task {task.id!r}.")
+        return [_number(name, value, task) for value in values], record
+
+    def answer(rows: list[int]) -> tuple[list[float], Mapping[str, Any] | None]:
+        return attempt(rows, lambda: score_group(rows)) or ([math.nan] * len(rows), None)
 
     at_once = min(getattr(function, "concurrent_groups", 1), len(groups))
     if at_once > 1:
@@ -193,10 +263,11 @@ def _score_term(
     column = torch.full((len(batch),), torch.nan)
     records: list[Mapping[str, Any] | None] = [None] * len(batch)
     for rows, (values, record) in zip(groups, answers):
-        task = batch.tasks[rows[0]]
-        column[rows] = torch.tensor([_number(name, value, task) for value in values], dtype=torch.float32)
+        column[rows] = torch.tensor(values, dtype=torch.float32)
         for row in rows:
             records[row] = record
+    if term.failures is not None:
+        term.failures.note(errors)
     return column, tuple(records) if any(record is not None for record in records) else None
 
 
@@ -207,8 +278,11 @@ def _unpack(answer: Any) -> tuple[list[Any], Mapping[str, Any] | None]:
 def _call(name: str, function: RewardTerm, task: Task, outcome: Any) -> Any:
     try:
         return function(task, outcome)
+    except NoAnswer as error:
+        raise RewardError(f"reward {name!r} {error} on task {task.id!r} (rewards.{name}.timeout_s).") from error
     except Exception as error:
-        failure = RewardError(f"reward {name!r} raised {type(error).__name__} on task {task.id!r}: {error}")
+        kind = getattr(error, "kind", type(error).__name__)  # of what was raised in another process
+        failure = RewardError(f"reward {name!r} raised {kind} on task {task.id!r}: {error}")
         failure.add_note(f"rollout: {outcome!r}")
         raise failure from error
 
@@ -239,8 +313,4 @@ def _import_function(path: str, key: str) -> RewardTerm:
         function = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # whatever the user's module does when it is imported
         raise ConfigError(f"{key} is {path!r}, which cannot be imported ({type(error).__name__}: {error}).") from error
-    try:
-        inspect.signature(function).bind("task", "outcome")
-    except (TypeError, ValueError) as error:  # ValueError: a builtin without a signature
-        raise ConfigError(f"{key}: {path} cannot be called as function(task, outcome): {error}.") from error
     return function
