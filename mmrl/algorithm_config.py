@@ -174,6 +174,9 @@ class AlgorithmConfig(Section):
     """1 divides the variance by its count minus 1 (all public libraries), 0 by the count."""
     advantage_limit: float | None = Field(None, gt=0)
     """Advantages larger than this in absolute value become 0 (StableReinforce: 3); absent is off."""
+    advantage_limit_around: Literal["zero", "mean"] = "zero"
+    """``advantage_limit`` is the distance from 0 (StableReinforce's paper), or from the mean of the returns before whitening
+    (its code, where whitened values beyond 10 become 0 too)."""
     discount: float = Field(1.0, gt=0, le=1)
     """Discount of ``token_whitened`` reward-to-go, per decision."""
     difficulty_weight: Literal["none", "inverse", "inverse_sqrt", "parabola"] = "none"
@@ -244,6 +247,11 @@ class AlgorithmConfig(Section):
     def _slots_fit_together(self) -> AlgorithmConfig:
         if self.subsample == "advantage_floor" and self.statistics == "kept":
             raise ValueError("subsample 'advantage_floor' looks at advantages, so statistics must be 'all'; got 'kept'.")
+        if self.advantage_limit_around == "mean" and (self.advantage != "token_whitened" or self.advantage_limit is None):
+            raise ValueError(
+                "advantage_limit_around 'mean' counts from the mean of returns, so it needs advantage token_whitened and "
+                f"an advantage_limit; got advantage {self.advantage!r} with advantage_limit {self.advantage_limit}."
+            )
         if self.mismatch.endswith("mask") and self.mismatch_low >= self.mismatch_high:
             raise ValueError(
                 f"mismatch_low is {self.mismatch_low}, mismatch_high {self.mismatch_high}; the lower bound must be smaller."

@@ -19,6 +19,7 @@ from mmrl.adapter import Adapter
 from mmrl.algorithm_config import AlgorithmConfig
 from mmrl.config import RunConfig
 from mmrl.errors import RewardError
+from mmrl.losses import per_decision
 from mmrl.probing import PolicyMeasure
 from mmrl.reward_watch import term_totals
 from mmrl.rewards import WeightedTerm, score
@@ -81,7 +82,9 @@ def collect(
         )
     progress = (train_step - 1) / config.trainer.num_steps
     advantages = _estimate(algorithm, inputs, accelerator)
-    advantages = recipe.finish_advantages(algorithm, advantages, batch, progress)
+    center = _mean_return(algorithm, inputs, accelerator)
+    filtered = recipe.outliers(algorithm, advantages, center)
+    advantages = recipe.finish_advantages(algorithm, advantages, batch, progress, center=center)
     if algorithm.statistics == "all":
         trained = SUBSAMPLES[algorithm.subsample](algorithm, batch, advantages)
     advantages = recipe.subtract_kl_to_go(algorithm, advantages, batch, reference)
@@ -90,6 +93,9 @@ def collect(
     mismatch, mismatch_totals = _mismatch(algorithm, batch, trained, accelerator)
     sizes = recipe.row_means(advantages.abs(), batch.loss_mask)
     totals = processes.add(totals, sampler.totals(), mismatch_totals, {"advantage/abs": (float(sizes.sum()), len(batch))})
+    if algorithm.advantage_limit is not None:
+        dropped = (per_decision(filtered, batch.loss_mask) & batch.loss_mask).sum()
+        totals = processes.add(totals, {"advantage/filtered": (float(dropped), float(batch.loss_mask.sum()))})
     if algorithm.subsample != "none":
         totals = processes.add(totals, {"selection/trained": (int(trained.sum()), len(batch))})
     if algorithm.shaping:
@@ -187,6 +193,14 @@ def _estimate(algorithm: AlgorithmConfig, inputs: recipe.CreditInputs, accelerat
     start = sum(len(part.rewards) for part in everyone[: accelerator.process_index])
     advantages = recipe.estimate_advantages(algorithm, joined)[start : start + len(inputs.rewards)]
     return advantages if advantages.ndim == 1 else advantages[:, : inputs.mask.shape[1]]
+
+
+def _mean_return(algorithm: AlgorithmConfig, inputs: recipe.CreditInputs, accelerator: Accelerator) -> float:
+    """Mean over all processes of the returns before whitening; 0 unless ``advantage_limit_around`` asks for it."""
+    if algorithm.advantage_limit_around == "zero":
+        return 0.0
+    sums, counts = zip(*processes.gather(accelerator, recipe.return_sum(algorithm, inputs)))
+    return sum(sums) / max(sum(counts), 1.0)
 
 
 def _of_rows(batch: RolloutBatch, rows: Tensor, function: Callable[[RolloutBatch], Tensor]) -> Tensor:

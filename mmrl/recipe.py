@@ -61,11 +61,17 @@ class CreditInputs:
         return rewards if self.kl is None else rewards - torch.where(self.mask, self.kl.double(), 0.0)
 
 
-def _token_whitened(config: AlgorithmConfig, x: CreditInputs) -> Tensor:
+def _returns(config: AlgorithmConfig, x: CreditInputs) -> tuple[Tensor, Tensor]:
+    """Reward-to-go ``[N, T]`` (``[N]`` where it is constant along a rollout), and which decisions have one, bool ``[N, T]``."""
     credit = adv.reward_to_go(x.decision_rewards(), x.mask, discount=config.discount)
     scored = x.mask & ~x.rewards.isnan()[:, None]
     if x.kl is None and config.discount == 1.0:
-        credit = adv.raw_advantages(x.rewards)  # constant along a rollout
+        credit = adv.raw_advantages(x.rewards)
+    return credit, scored
+
+
+def _token_whitened(config: AlgorithmConfig, x: CreditInputs) -> Tensor:
+    credit, scored = _returns(config, x)
     return adv.whiten_decisions(credit, scored, ddof=config.advantage_ddof)
 
 
@@ -231,11 +237,27 @@ def estimate_advantages(config: AlgorithmConfig, inputs: CreditInputs) -> Tensor
     return ADVANTAGES[config.advantage](config, inputs)
 
 
-def finish_advantages(config: AlgorithmConfig, advantages: Tensor, batch: RolloutBatch, progress: float = 1.0) -> Tensor:
+def return_sum(config: AlgorithmConfig, inputs: CreditInputs) -> tuple[float, float]:
+    """Sum of the returns before whitening over all decisions that have one, and how many these are."""
+    credit, scored = _returns(config, inputs)
+    return float(per_decision(credit, scored)[scored].double().sum()), float(scored.sum())
+
+
+def outliers(config: AlgorithmConfig, advantages: Tensor, center: float = 0.0) -> Tensor:
+    """Which advantages (``[N]`` or ``[N, T]``) ``advantage_limit`` sets to 0; ``center`` is what it is a distance from."""
+    if config.advantage_limit is None:
+        return torch.zeros_like(advantages, dtype=torch.bool)
+    found = (advantages - center).abs() > config.advantage_limit
+    return found | (advantages.abs() > 10) if config.advantage_limit_around == "mean" else found
+
+
+def finish_advantages(
+    config: AlgorithmConfig, advantages: Tensor, batch: RolloutBatch, progress: float = 1.0, *, center: float = 0.0
+) -> Tensor:
     """The limit, difficulty and sign weights, rejection, the clamp, CAPO's first phase; ``progress`` is the share of the run
-    so far."""
+    so far, ``center`` that of `outliers`."""
     if config.advantage_limit is not None:
-        advantages = advantages.masked_fill(advantages.abs() > config.advantage_limit, 0.0)
+        advantages = advantages.masked_fill(outliers(config, advantages, center), 0.0)
     if config.difficulty_weight != "none":
         advantages = advantages * _by_row(difficulty_weights(config, batch), advantages)
     if config.positive_weight != 1.0 or config.negative_weight != 1.0:
@@ -271,7 +293,9 @@ def compute_advantages(
 ) -> Tensor:
     """``[N]`` or ``[N, T]`` float32 credit; with ``kl_in: reward`` the KL is subtracted from the rewards first."""
     inputs = credit_inputs(config, batch, reference_log_probs, weights=weights)
-    advantages = finish_advantages(config, estimate_advantages(config, inputs), batch, progress)
+    total, count = return_sum(config, inputs) if config.advantage_limit_around == "mean" else (0.0, 0.0)
+    advantages = estimate_advantages(config, inputs)
+    advantages = finish_advantages(config, advantages, batch, progress, center=total / max(count, 1.0))
     return subtract_kl_to_go(config, advantages, batch, reference_log_probs)
 
 
@@ -322,6 +346,9 @@ def decision_losses(
         ratio = ratios.detach().exp()
         sums["ratio/clip_low"] = ((ratio < 1 - config.clip_low) & (credit < 0) & mask).sum()
         sums["ratio/clip_high"] = ((ratio > 1 + config.clip_high) & (credit > 0) & mask).sum()
+    if config.max_log_ratio < losses.MAX_LOG_RATIO:  # a narrow bound is part of the method, so who meets it is logged
+        sums["ratio/bound_low"] = ((ratios.detach() <= -config.max_log_ratio) & mask).sum()
+        sums["ratio/bound_high"] = ((ratios.detach() >= config.max_log_ratio) & mask).sum()
     if config.off_policy_delta is not None:
         behaviour = old_log_probs if sampler_log_probs is None else sampler_log_probs
         stale = losses.off_policy_rows(log_probs, behaviour, credit, mask, delta=config.off_policy_delta)

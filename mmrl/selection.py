@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmrl.advantages import constant_groups, group_means
-from mmrl.algorithm_config import AlgorithmConfig
+from mmrl.algorithm_config import NEEDS_NO_GROUP, AlgorithmConfig
 from mmrl.types import RolloutBatch
 
 
@@ -33,7 +33,13 @@ def informative_rows(config: AlgorithmConfig, batch: RolloutBatch) -> Tensor:
     """``[N]`` bool: rows that carry signal: those of groups whose metric varies, or all where groups are not compared."""
     if config.advantage in ("ones", "progress_baseline"):
         return torch.ones(len(batch), dtype=torch.bool)
-    return ~constant_groups(selection_metric(config, batch), batch.group_ids)
+    metric = selection_metric(config, batch)
+    informative = ~constant_groups(metric, batch.group_ids)
+    if config.advantage in NEEDS_NO_GROUP:  # a rollout without siblings is compared with all others
+        _, rows, sizes = batch.group_ids.unique(return_inverse=True, return_counts=True)
+        alone = (sizes == 1)[rows] & ~metric.isnan()
+        informative |= alone & ~constant_groups(metric, torch.zeros_like(batch.group_ids))
+    return informative
 
 
 def pass_rates(config: AlgorithmConfig, batch: RolloutBatch) -> Tensor:
