@@ -223,7 +223,7 @@ def sample(
     alive = torch.ones(num, dtype=torch.bool, device=device)  # over the decoding batch
     hidden, start = prefix.last_hidden, prefix.next_position
     for t in range(params.max_new_tokens):
-        logits = _logits(model, hidden, params.temperature, params.banned_ids)
+        logits = token_logits(model, hidden, params.temperature, params.banned_ids)
         row_log_probs = logits.log_softmax(dim=-1)
         drawn = logits.argmax(dim=-1) if params.greedy else _draw(row_log_probs, uniforms[rows, t], params)
         tokens[rows[alive], t] = drawn[alive]
@@ -267,17 +267,53 @@ def completion_log_probs(
     receives the sum of their gradients; without, every row runs its own prompt (the plain path, equal in value and gradient).
     Masked positions are 0.
     """
+    hidden = completion_hidden(model, prompts, prompt_index, tokens, mask, pad_id=pad_id, share_prefix=share_prefix)
+    return log_probs_of_hidden(
+        model, hidden, tokens, mask, temperature=temperature, banned_ids=banned_ids, with_entropy=with_entropy
+    )
+
+
+def completion_hidden(
+    model: nn.Module,
+    prompts: Sequence[EncodedPrompt],
+    prompt_index: Tensor,
+    tokens: Tensor,
+    mask: Tensor,
+    *,
+    pad_id: int,
+    share_prefix: bool = True,
+    through_last: bool = False,
+) -> Tensor:
+    """Hidden states ``[n, T, D]`` that predict each completion token, with gradient; see `completion_log_probs`.
+
+    The last token predicts nothing, so it is not run, unless ``through_last`` asks for it (its attention is wanted).
+    """
     device = model.device
     prompt_index, tokens, mask = prompt_index.to(device), tokens.to(device), mask.to(device)
-    if share_prefix:
-        prefix = prefill(model, prompts, pad_id)
-        prefix.select(prompt_index)
-        hidden = prefix.last_hidden[:, None]
-        if tokens.shape[1] > 1:
-            later = extend(model, prefix, tokens[:, :-1], mask[:, :-1], prefix.next_position)
-            hidden = torch.cat([hidden, later], dim=1)
-    else:
-        hidden = _plain_hidden(model, [prompts[i] for i in prompt_index.tolist()], tokens, mask, pad_id)
+    if not share_prefix:
+        return _plain_hidden(model, [prompts[i] for i in prompt_index.tolist()], tokens, mask, pad_id)
+    prefix = prefill(model, prompts, pad_id)
+    prefix.select(prompt_index)
+    hidden, width = prefix.last_hidden[:, None], tokens.shape[1]
+    run = width if through_last else width - 1
+    if run < 1:
+        return hidden
+    later = extend(model, prefix, tokens[:, :run], mask[:, :run], prefix.next_position)
+    return torch.cat([hidden, later[:, : width - 1]], dim=1)
+
+
+def log_probs_of_hidden(
+    model: nn.Module,
+    hidden: Tensor,
+    tokens: Tensor,
+    mask: Tensor,
+    *,
+    temperature: float = 1.0,
+    banned_ids: Sequence[int] = (),
+    with_entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities ``[n, T]`` of ``tokens`` given `completion_hidden`, and entropies if asked for; 0 where masked."""
+    tokens, mask = tokens.to(hidden.device), mask.to(hidden.device)
     picked, entropies = selected_log_probs(
         model, hidden[mask], tokens[mask], temperature=temperature, banned_ids=banned_ids, with_entropy=with_entropy
     )
@@ -303,7 +339,7 @@ def selected_log_probs(
     """
 
     def reduce(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = _logits(model, hidden, temperature, banned_ids)
+        logits = token_logits(model, hidden, temperature, banned_ids)
         normalizer = logits.logsumexp(dim=-1)
         log_probs = logits.gather(1, targets[:, None])[:, 0] - normalizer
         if not with_entropy:
@@ -381,7 +417,7 @@ def _plain_hidden(model: nn.Module, prompts: Sequence[EncodedPrompt], tokens: Te
     return hidden[:, width - 1 : -1]
 
 
-def _logits(model: nn.Module, hidden: Tensor, temperature: float, banned_ids: Sequence[int]) -> Tensor:
+def token_logits(model: nn.Module, hidden: Tensor, temperature: float, banned_ids: Sequence[int]) -> Tensor:
     """Float32 ``[n, V]`` logits over temperature, ``-inf`` at banned ids."""
     logits = model.get_output_embeddings()(hidden).float()
     if temperature != 1.0:

@@ -19,11 +19,21 @@ from transformers.utils import logging as transformers_logging
 
 from mmrl.adapter import RewardTerm
 from mmrl.chat import ChatTask, Completion, around_question, plain_text
+from mmrl.auxiliary_config import TeacherConfig
 from mmrl.errors import AdapterError, CheckpointError, ConfigError, DataError
-from mmrl.generation import CompletionInputs, EncodedPrompt, SamplingParams, append_tokens, completion_log_probs, sample
+from mmrl.generation import (
+    CompletionInputs,
+    EncodedPrompt,
+    SamplingParams,
+    append_tokens,
+    log_probs_of_hidden,
+    sample,
+    token_logits,
+)
 from mmrl.language_config import LanguagePolicyConfig, LanguageRolloutConfig
 from mmrl.types import Forward, Media, RolloutBatch, Sample
 
+from mmrl.language_extras import EXTRAS, hidden_and_extras, placeholder_ids, require_same_inputs
 transformers_logging.disable_progress_bar()  # a bar per save and load would tear the run's own lines
 
 
@@ -70,9 +80,14 @@ class LanguageAdapter:
         for token in config.banned_tokens:
             index = tokenizer.convert_tokens_to_ids(token)
             if index is None or index == tokenizer.unk_token_id:
+    resolve_policy: Callable[[str], str] = str
+    """Directory or hub name of a policy that a config names; built-in ones have names of their own."""
                 raise ConfigError(f"rollout.banned_tokens: {token!r} is not a token of {self.policy_dir}.")
             banned.add(index)
         self.banned_ids = tuple(sorted(banned))
+    extras = EXTRAS
+    """What `forward` gives beside log-probabilities and entropy."""
+
         self.end_ids = _end_token_ids(tokenizer)
         if banned & set(self.end_ids):
             raise ConfigError("rollout.banned_tokens holds the end token; completions could never stop.")
@@ -83,6 +98,7 @@ class LanguageAdapter:
 
     def build_policy(self) -> nn.Module:
         config = self.policy_config
+        self.media_ids = placeholder_ids(self.frontend.processor)
         model, info = self.frontend.model_class.from_pretrained(
             self.policy_dir,
             revision=config.revision,
@@ -191,23 +207,40 @@ class LanguageAdapter:
         )
 
     def forward(self, policy: nn.Module, batch: RolloutBatch, needs: frozenset[str] = frozenset()) -> Forward:
-        unknown = needs - {"entropy"}
-        if unknown:
-            raise AdapterError(f"LanguageAdapter.forward cannot give {sorted(unknown)}; it gives: entropy.")
+        known = self.extras | {"entropy"}
+        if needs - known:
+            raise AdapterError(f"LanguageAdapter.forward cannot give {sorted(needs - known)}; it gives: {sorted(known)}.")
         inputs: CompletionInputs = batch.inputs
-        log_probs, entropy = completion_log_probs(
+        hidden, extras = hidden_and_extras(
             _model(policy),
-            inputs.prompts,
-            inputs.prompt_index,
-            inputs.tokens[:, : batch.loss_mask.shape[1]],
+            inputs,
             batch.loss_mask,
             pad_id=self.pad_id,
             temperature=self.rollout_config.temperature,
             banned_ids=self.banned_ids,
             with_entropy="entropy" in needs,
-            share_prefix=self.rollout_config.share_prefix,
         )
-        return Forward(log_probs=log_probs, entropy=entropy)
+        return Forward(log_probs=log_probs, entropy=entropy, extras=extras)
+
+    def token_logits(self, policy: nn.Module, hidden: Tensor) -> Tensor:
+        """Float32 ``[M, V]`` logits of hidden states ``[M, D]`` at the sampling temperature, banned tokens ruled out."""
+        model = _model(policy)
+        return token_logits(model, hidden.to(model.dtype), self.rollout_config.temperature, self.banned_ids)
+
+    def build_teacher(self, config: TeacherConfig) -> nn.Module:
+        """A frozen policy that `forward` accepts; raises `ConfigError` if it would not see the same tokens and media."""
+        directory = self.resolve_policy(config.path)
+        processor = type(self.frontend.processor).from_pretrained(directory, revision=config.revision)
+        require_same_inputs(self.frontend.processor, processor, config.path)
+        model, info = self.frontend.model_class.from_pretrained(
+            directory,
+            revision=config.revision,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=self.policy_config.attention,
+            output_loading_info=True,
+        )
+        _require_all_tensors(info, directory)
+        return model.requires_grad_(False).eval()
 
     def describe(self, batch: RolloutBatch, row: int) -> Sample:
         task: ChatTask = batch.tasks[row]
@@ -219,7 +252,16 @@ class LanguageAdapter:
         )
 
     def save_policy(self, policy: nn.Module, directory: Path) -> None:
+            needs,
         policy.save_pretrained(directory)
+            share_prefix=self.rollout_config.share_prefix,
+            media_ids=self.media_ids,
+        )
+        log_probs, entropy = log_probs_of_hidden(
+            _model(policy),
+            hidden,
+            inputs.tokens[:, : batch.loss_mask.shape[1]],
+            batch.loss_mask,
         self.frontend.processor.save_pretrained(directory)
 
     def load_policy(self, policy: nn.Module, directory: Path) -> None:
