@@ -29,6 +29,10 @@ class CheckpointError(MMRLError, OSError):
     """A checkpoint is missing, damaged or belongs to another run; names the file."""
 
 
+class ParityError(MMRLError, ArithmeticError):
+    """Log-probabilities recorded while sampling are not those of the trainer; names the task, the rollout and the decision."""
+
+
 class NumericsError(MMRLError, ArithmeticError):
     """A loss or gradient is not finite; the step is dumped and the last checkpoint stands."""
 

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,18 @@ from mmrl.config import RunConfig, to_yaml
 from mmrl.errors import ConfigError
 from mmrl.types import RolloutBatch
 
-_OURS = ("config.yaml", "metrics.jsonl", "timing.jsonl", "samples", "checkpoints", "eval", "report.html", "trackers", "failure")
+_OURS = (
+    "config.yaml",
+    "metrics.jsonl",
+    "timing.jsonl",
+    "samples",
+    "checkpoints",
+    "eval",
+    "report.html",
+    "trackers",
+    "failure",
+    "replay",
+)
 
 
 class RunDirectory:
@@ -93,8 +104,17 @@ class RunDirectory:
         paths = sorted((self.path / "eval").glob("step_*.json"))
         return {int(path.stem.removeprefix("step_")): json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
-    def write_samples(self, train_step: int, adapter: Adapter, batch: RolloutBatch, advantages: Tensor, limit: int) -> None:
-        """Write the first ``limit`` rollouts as a person reads them."""
+    def write_samples(
+        self,
+        train_step: int,
+        adapter: Adapter,
+        batch: RolloutBatch,
+        advantages: Tensor,
+        limit: int,
+        *,
+        details: Callable[[int], Mapping[str, Any]] = lambda row: {},
+    ) -> None:
+        """Write the first ``limit`` rollouts as a person reads them; ``details`` gives further JSON values of a row."""
         media_dir = self.path / "samples" / "media"
         media_dir.mkdir(parents=True, exist_ok=True)
         lines, shown = [], {}
@@ -122,6 +142,7 @@ class RunDirectory:
             })  # fmt: skip
             if batch.judgings is not None and batch.judgings[row] is not None:
                 lines[-1]["judging"] = batch.judgings[row]
+            lines[-1] |= details(row)
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         replace_text(self.path / "samples" / f"{step_name(train_step)}.jsonl", text)
 

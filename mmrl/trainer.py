@@ -6,7 +6,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,26 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmrl import checkpoint, processes, recipe
 from mmrl.adapter import Adapter
 from mmrl.collection import Collected, collect
 from mmrl.config import RunConfig, _flatten, differences, validate
-from mmrl.errors import CheckpointError, ConfigError, NumericsError, RewardError
+from mmrl.errors import CheckpointError, ConfigError, NumericsError, ParityError, RewardError
 from mmrl.evaluation import check_metric, evaluate
+from mmrl.parity import compare
 from mmrl.pools import build_sampler
 from mmrl.prompting import require_conversations
-from mmrl.rewards import judged_terms, resolve_terms
+from mmrl.replay import PassLog, decision_labels, decision_record
+from mmrl.reward_watch import RewardWatch, form_terms
+from mmrl.rewards import failure_totals, judged_terms, resolve_terms
 from mmrl.run_dir import RunDirectory
 from mmrl.types import RolloutBatch
 from mmrl.update import Updater
 
 MAY_CHANGE = (
-    "trainer.num_steps", "trainer.num_threads", "trainer.max_constant_steps", "evaluation.", "checkpoint.", "metrics.",
+    "trainer.num_steps", "trainer.num_threads", "trainer.max_constant_steps", "trainer.parity.", "evaluation.", "checkpoint.", "metrics.",
     "output_dir", "name",
 )  # fmt: skip
 """Keys (or prefixes of keys) that may differ between a checkpoint and the run that resumes it."""
@@ -66,7 +69,9 @@ class Trainer:
                 f"sampling.tasks_per_step is {config.sampling.tasks_per_step}; expected a multiple of {parts} (processes times "
                 "trainer.minibatches), since groups are never split."
             )
-        self.terms = resolve_terms(config.rewards, adapter.reward_terms)
+        self.terms = resolve_terms(config.rewards, adapter.reward_terms, lambda: adapter.task_source("train"))
+        weights = {name: term.weight for name, term in self.terms.items()}
+        self.watch = RewardWatch(weights, forms=form_terms(self.terms), window=config.metrics.reward_window)
         check_metric(config.evaluation.metric, self.terms)
         self.policy = adapter.build_policy().to(self.accelerator.device)
         self.reference = adapter.freeze_reference(self.policy) if recipe.needs_reference(config.algorithm) else None
@@ -135,12 +140,16 @@ class Trainer:
         start = time.perf_counter()
         with self._saved_if_a_reward_fails():
             collected = self._collect()
+        parity = self._check_parity(collected)
         middle = time.perf_counter()
+        passes = PassLog()
+        records = self.config.metrics.replay and self._samples_are_due(self.train_step + 1)
         try:
-            totals = {**collected.totals, **self.updater.update(collected)}
+            with passes.listening(self.updater.model) if records else nullcontext():
+                totals = {**collected.totals, **parity, **self.updater.update(collected)}
         except NumericsError as error:
             if self._is_main:
-                self._write_samples(self.train_step + 1, collected, len(collected.batch))
+                self._write_samples(self.train_step + 1, collected, len(collected.batch), passes)
             raise NumericsError(f"{error}{self._dump('numerics', error)}") from error
         metrics = processes.means(self.accelerator, totals)
         seconds = {"rollout_s": middle - start, "update_s": time.perf_counter() - middle, "step_s": time.perf_counter() - start}
@@ -148,11 +157,14 @@ class Trainer:
         if self._is_main:
             self.run_dir.log_metrics(self.train_step, metrics)
             self.run_dir.log_timing(self.train_step, seconds)
-            if self._is_due(self.config.metrics.samples_every):
-                self._write_samples(self.train_step, collected, self.config.metrics.samples_per_step)
+            if self._samples_are_due(self.train_step):
+                limit = self.config.metrics.samples_per_step
+                self._write_samples(self.train_step, collected, limit, passes if records else None)
         if self.config.metrics.trackers:
             self.accelerator.log({**metrics, **seconds}, step=self.train_step)
         self.callbacks.on_step(self.train_step, metrics, seconds)
+        for warning in self.watch.observe(metrics):
+            self.callbacks.on_notice(f"step {self.train_step}: {warning}")
         self.constant_steps = 0 if metrics["groups/informative"] > 0 else self.constant_steps + 1
         if self.constant_steps >= self.config.trainer.max_constant_steps:
             self._stop = f"no group carried signal in {self.constant_steps} steps (trainer.max_constant_steps)"
@@ -161,6 +173,7 @@ class Trainer:
         judged = judged_terms(self.terms)
         for term in judged:
             term.begin_step(self.train_step + 1)
+        failure_totals(self.terms)  # those of an evaluation are not this step's
         with self.accelerator.autocast():  # in the precision of the update, or the ratio would not start at 1
             collected = collect(
                 self.config,
@@ -172,18 +185,45 @@ class Trainer:
                 train_step=self.train_step + 1,
                 reference_log_probs=self._reference_log_probs if self.reference is not None else None,
             )
-        return replace(collected, totals=processes.add(collected.totals, *(term.totals() for term in judged)))
+        totals = processes.add(collected.totals, failure_totals(self.terms), *(term.totals() for term in judged))
+        return replace(collected, totals=totals)
 
     @torch.no_grad()
-    def _reference_log_probs(self, batch: RolloutBatch) -> Tensor:
-        """``[N, T]`` under the reference policy, in the micro-batches of the update."""
+    def _log_probs(self, policy: nn.Module, batch: RolloutBatch) -> Tensor:
+        """``[N, T]`` under ``policy``, in the micro-batches of the update."""
         result = torch.zeros(batch.old_log_probs.shape)
         everything = torch.arange(len(batch))
-        with self.reference() as policy:
-            for rows in self.updater.micro_batches(batch, everything, batch.loss_mask.any(dim=1)):
-                part = batch.select(rows)
-                result[rows, : part.loss_mask.shape[1]] = self.adapter.forward(policy, part).log_probs.float().cpu()
+        for rows in self.updater.micro_batches(batch, everything, batch.loss_mask.any(dim=1)):
+            part = batch.select(rows)
+            result[rows, : part.loss_mask.shape[1]] = self.adapter.forward(policy, part).log_probs.float().cpu()
         return result
+
+    def _reference_log_probs(self, batch: RolloutBatch) -> Tensor:
+        with self.reference() as policy:
+            return self._log_probs(policy, batch)
+
+    def _check_parity(self, collected: Collected) -> processes.Totals:
+        """Where it is due: compare recorded log-probabilities with the trainer's; on a breach keep the step and stop."""
+        section, batch, step = self.config.trainer.parity, collected.batch, self.train_step + 1
+        due = section.every > 0 and (step == 1 or step % section.every == 0)
+        if not due or self.config.algorithm.source == "demonstrations":
+            return {}
+        with self.accelerator.autocast():
+            log_probs = self._log_probs(self.policy, batch)
+        found = compare(batch, log_probs, tolerance=section.tolerance)
+        failure = None
+        if found.breach is not None:
+            what = decision_labels(self.adapter, batch, found.breach.row)[found.breach.decision]
+            failure = ParityError(found.breach.message(section.tolerance, what))
+        if any(processes.gather(self.accelerator, failure is not None)) and self._is_main:
+            seen = PassLog()
+            seen.note(batch, log_probs)
+            self._write_samples(step, collected, len(batch), seen)
+        try:
+            processes.raise_together(self.accelerator, failure)
+        except ParityError as error:
+            raise ParityError(f"{error}{self._dump('parity', error)} See: mmrl replay {self.run_dir.path} --step {step}") from error
+        return found.totals
 
     def _evaluate(self) -> None:
         with self.accelerator.autocast():
@@ -271,9 +311,21 @@ class Trainer:
             self._prune()
         self.callbacks.on_notice(f"resumed from {directory} at step {self.train_step}.")
 
-    def _write_samples(self, train_step: int, collected: Collected, limit: int) -> None:
+    def _write_samples(self, train_step: int, collected: Collected, limit: int, passes: PassLog | None) -> None:
+        """The first ``limit`` rollouts; with what ``mmrl replay`` shows of their decisions where ``passes`` are given."""
         advantages = recipe.row_means(collected.advantages, collected.batch.loss_mask)
-        self.run_dir.write_samples(train_step, self.adapter, collected.batch, advantages, limit)
+        weights = {name: term.weight for name, term in self.terms.items()}
+
+        def details(row: int) -> dict[str, Any]:
+            decisions = decision_record(self.config.algorithm, self.adapter, collected, row, passes)
+            return {"rollout": row, "weights": weights, "decisions": decisions}
+
+        options = {"details": details} if passes is not None else {}
+        self.run_dir.write_samples(train_step, self.adapter, collected.batch, advantages, limit, **options)
+
+    def _samples_are_due(self, train_step: int) -> bool:
+        every = self.config.metrics.samples_every
+        return every > 0 and train_step % every == 0
 
     def _dump(self, kind: str, error: Exception) -> str:
         """Keep what is known of an error that ends the run; where that is, as a sentence."""
