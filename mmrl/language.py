@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
 from mmrl.adapter import RewardTerm
-from mmrl.chat import ChatTask, Completion, around_question, plain_text
 from mmrl.auxiliary_config import TeacherConfig
+from mmrl.chat import ChatTask, Completion, around_question, plain_text
 from mmrl.errors import AdapterError, CheckpointError, ConfigError, DataError
 from mmrl.generation import (
     CompletionInputs,
@@ -31,9 +31,9 @@ from mmrl.generation import (
     token_logits,
 )
 from mmrl.language_config import LanguagePolicyConfig, LanguageRolloutConfig
+from mmrl.language_extras import EXTRAS, hidden_and_extras, placeholder_ids, require_same_inputs
 from mmrl.types import Forward, Media, RolloutBatch, Sample
 
-from mmrl.language_extras import EXTRAS, hidden_and_extras, placeholder_ids, require_same_inputs
 transformers_logging.disable_progress_bar()  # a bar per save and load would tear the run's own lines
 
 
@@ -70,8 +70,13 @@ class LanguageAdapter:
     """Seed of newly initialised weights (low-rank adapters)."""
     trained_in_tower: Sequence[str] = ()
     """Names of modules inside frozen towers that train all the same."""
+    resolve_policy: Callable[[str], str] = str
+    """Directory or hub name of a policy that a config names; built-in ones have names of their own."""
     embed_media: Callable[[nn.Module, Sequence[EncodedPrompt]], list[EncodedPrompt]] | None = None
     """Replaces media of prompts by their embeddings, where a frozen tower makes these constant; None runs the tower again."""
+
+    extras = EXTRAS
+    """What `forward` gives beside log-probabilities and entropy."""
 
     def __post_init__(self) -> None:
         tokenizer, config = self.frontend.processor.tokenizer, self.rollout_config
@@ -80,14 +85,10 @@ class LanguageAdapter:
         for token in config.banned_tokens:
             index = tokenizer.convert_tokens_to_ids(token)
             if index is None or index == tokenizer.unk_token_id:
-    resolve_policy: Callable[[str], str] = str
-    """Directory or hub name of a policy that a config names; built-in ones have names of their own."""
                 raise ConfigError(f"rollout.banned_tokens: {token!r} is not a token of {self.policy_dir}.")
             banned.add(index)
         self.banned_ids = tuple(sorted(banned))
-    extras = EXTRAS
-    """What `forward` gives beside log-probabilities and entropy."""
-
+        self.media_ids = placeholder_ids(self.frontend.processor)
         self.end_ids = _end_token_ids(tokenizer)
         if banned & set(self.end_ids):
             raise ConfigError("rollout.banned_tokens holds the end token; completions could never stop.")
@@ -98,7 +99,6 @@ class LanguageAdapter:
 
     def build_policy(self) -> nn.Module:
         config = self.policy_config
-        self.media_ids = placeholder_ids(self.frontend.processor)
         model, info = self.frontend.model_class.from_pretrained(
             self.policy_dir,
             revision=config.revision,
@@ -215,7 +215,16 @@ class LanguageAdapter:
             _model(policy),
             inputs,
             batch.loss_mask,
+            needs,
             pad_id=self.pad_id,
+            share_prefix=self.rollout_config.share_prefix,
+            media_ids=self.media_ids,
+        )
+        log_probs, entropy = log_probs_of_hidden(
+            _model(policy),
+            hidden,
+            inputs.tokens[:, : batch.loss_mask.shape[1]],
+            batch.loss_mask,
             temperature=self.rollout_config.temperature,
             banned_ids=self.banned_ids,
             with_entropy="entropy" in needs,
@@ -252,16 +261,7 @@ class LanguageAdapter:
         )
 
     def save_policy(self, policy: nn.Module, directory: Path) -> None:
-            needs,
         policy.save_pretrained(directory)
-            share_prefix=self.rollout_config.share_prefix,
-            media_ids=self.media_ids,
-        )
-        log_probs, entropy = log_probs_of_hidden(
-            _model(policy),
-            hidden,
-            inputs.tokens[:, : batch.loss_mask.shape[1]],
-            batch.loss_mask,
         self.frontend.processor.save_pretrained(directory)
 
     def load_policy(self, policy: nn.Module, directory: Path) -> None:

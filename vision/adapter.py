@@ -36,10 +36,10 @@ def build_adapter(config: VisionRunConfig) -> LanguageAdapter:
         sources=task_sources(config),
         reward_terms=TEXT_TERMS,
         seed=config.seed,
+        resolve_policy=partial(resolve_policy, seed=config.seed),
     )
 
 
-        resolve_policy=partial(resolve_policy, seed=config.seed),
 def resolve_policy(path: str, *, seed: int) -> str:
     """A directory or hub name: built-in names are made or found on this machine."""
     if path == "tiny-qwen2.5-vl":
