@@ -33,9 +33,9 @@ class Breach:
         """One line for people; ``what`` is the decision as a person reads it."""
         return (
             f"log-probabilities differ on task {self.task_id!r}, rollout {self.row}, decision {self.decision} ({what}): "
-            f"{self.recorded:.6g} while sampling, {self.recomputed:.6g} in the trainer's forward pass; expected a difference of "
-            f"at most {tolerance:g} (trainer.parity.tolerance). {self.num_over} decisions differ that much. This step was not "
-            "taken."
+            f"{self.recorded:.6g} while sampling, {self.recomputed:.6g} in the trainer's forward pass; expected a difference "
+            f"of at most {tolerance:g} (trainer.parity.tolerance). {self.num_over} decisions differ that much. This step was "
+            "not taken."
         )
 
 

@@ -33,8 +33,8 @@ from mmrl.types import RolloutBatch
 from mmrl.update import Updater
 
 MAY_CHANGE = (
-    "trainer.num_steps", "trainer.num_threads", "trainer.max_constant_steps", "trainer.parity.", "evaluation.", "checkpoint.", "metrics.",
-    "output_dir", "name",
+    "trainer.num_steps", "trainer.num_threads", "trainer.max_constant_steps", "trainer.parity.", "evaluation.", "checkpoint.",
+    "metrics.", "output_dir", "name",
 )  # fmt: skip
 """Keys (or prefixes of keys) that may differ between a checkpoint and the run that resumes it."""
 
@@ -222,7 +222,8 @@ class Trainer:
         try:
             processes.raise_together(self.accelerator, failure)
         except ParityError as error:
-            raise ParityError(f"{error}{self._dump('parity', error)} See: mmrl replay {self.run_dir.path} --step {step}") from error
+            seen_at = f"mmrl replay {self.run_dir.path} --step {step}"
+            raise ParityError(f"{error}{self._dump('parity', error)} See: {seen_at}") from error
         return found.totals
 
     def _evaluate(self) -> None:
