@@ -6,6 +6,7 @@ model inputs and shows media to people, and the source of tasks.
 
 from __future__ import annotations
 
+import bisect
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -184,6 +185,14 @@ class LanguageAdapter:
         )
         batch = replace(batch, tasks=tuple(bare), inputs=inputs)
         return replace(batch, old_log_probs=self.forward(policy, batch).log_probs.float().cpu())
+
+    def reasoning_ids(self, completion: Completion, until: str) -> tuple[int, ...]:
+        """Token ids of ``completion`` in front of the text ``until``; all but the end token where that does not occur."""
+        ids, tokenizer = completion.token_ids, self.frontend.processor.tokenizer
+        end = tokenizer.decode(ids).find(until)
+        if end < 0:
+            return ids[:-1] if ids and ids[-1] in self.end_ids else ids
+        return ids[: bisect.bisect_right(range(len(ids) + 1), end, key=lambda count: len(tokenizer.decode(ids[:count]))) - 1]
 
     def demonstrate(self, policy: nn.Module, tasks: Sequence[ChatTask], *, seeds: Tensor) -> RolloutBatch:
         missing = [task.id for task in tasks if not task.demonstration]

@@ -6,10 +6,12 @@ resumed run draws from the same pool although the starting policy is gone.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmrl.errors import DataError
+from mmrl.failure_prefix import FailurePrefixSampler
 from mmrl.probing import Measure
 from mmrl.processes import Totals
 from mmrl.sampling import DomainSampler, TaskSampler
@@ -30,7 +32,7 @@ class Subset(Sequence[Task]):
         return self.source[self.indices[index]]
 
 
-class ProbedSampler(TaskSampler):
+class ProbedSampler(TaskSampler, ABC):
     """Draws from the pool that pass rates of the policy leave of the source; from the whole source until there are some."""
 
     def __init__(self, source: Sequence[Task], config: SamplingConfig, probe: ProbeConfig, seed: int) -> None:
@@ -77,9 +79,9 @@ class ProbedSampler(TaskSampler):
             "sampling/pass_rate": (sum(known), len(known)),
         }
 
+    @abstractmethod
     def build(self, pass_rates: Sequence[float | None]) -> TaskSampler:
         """The sampler of the pool that ``pass_rates`` leave. Raises `DataError` when it is empty."""
-        raise NotImplementedError
 
     def _among(self, pass_rates: Sequence[float | None], low: float, high: float, what: str) -> Subset:
         """Tasks with ``low < pass rate <= high``."""
@@ -145,6 +147,8 @@ def build_sampler(config: SamplingConfig, source: Sequence[Task], seed: int) -> 
         return FilteredSampler(source, config, config.filter, seed)
     if config.pairs is not None:
         return PairedSampler(source, config, config.pairs, seed)
+    if config.failure_prefix is not None:
+        return FailurePrefixSampler(source, config, config.failure_prefix, seed)
     return _plain_sampler(config, source, seed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from accelerate import Accelerator
 from torch import nn
@@ -28,15 +28,23 @@ class Attempts:
 
     pass_rate: float | None
     """Share of correct rollouts; None when the metric applies to none of them."""
-    wrong: Any | None
-    """Outcome of a wrong rollout, chosen by its seed; None when there is none."""
+    wrong: tuple[int, ...] | None = None
+    """Token ids of the reasoning of a wrong rollout, chosen by its seed; None when there is none or it was not asked for."""
 
 
 class Measure(Protocol):
     """Attempts tasks with the policy of this moment."""
 
-    def __call__(self, tasks: Sequence[Task], rollouts: int, round: int = 0) -> list[Attempts]:
-        """One entry per task, the same on every process. Different rounds of a step have different seeds."""
+    train_step: int
+    """The step that is about to be taken."""
+
+    def __call__(
+        self, tasks: Sequence[Task], rollouts: int, round: int = 0, *, reasoning_until: str | None = None
+    ) -> list[Attempts]:
+        """One entry per task, the same on every process. Different rounds of a step have different seeds.
+
+        With ``reasoning_until`` (language policies) entries hold the reasoning of a wrong rollout up to that text.
+        """
         ...
 
 
@@ -51,7 +59,9 @@ class PolicyMeasure:
     accelerator: Accelerator
     train_step: int
 
-    def __call__(self, tasks: Sequence[Task], rollouts: int, round: int = 0) -> list[Attempts]:
+    def __call__(
+        self, tasks: Sequence[Task], rollouts: int, round: int = 0, *, reasoning_until: str | None = None
+    ) -> list[Attempts]:
         seeds = rollout_seeds(self.config.seed, self.train_step, _APART + round, len(tasks) * rollouts).view(-1, rollouts)
         rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
         mine = range(rank, len(tasks), world_size)
@@ -70,11 +80,12 @@ class PolicyMeasure:
                 break
             rates, metric = pass_rates(self.config.algorithm, batch), selection_metric(self.config.algorithm, batch)
             for index, rows in zip(indices, groups_of(batch.group_ids)):
-                wrong = rows[metric[rows] <= self.config.algorithm.correct_above]
-                found[index] = Attempts(
-                    pass_rate=None if bool(metric[rows].isnan().all()) else float(rates[rows[0]]),
-                    wrong=batch.outcomes[int(wrong[batch.seeds[wrong].argmin()])] if len(wrong) else None,
-                )
+                wrong, reasoning = rows[metric[rows] <= self.config.algorithm.correct_above], None
+                if reasoning_until is not None and len(wrong):
+                    outcome = batch.outcomes[int(wrong[batch.seeds[wrong].argmin()])]
+                    reasoning = self.adapter.reasoning_ids(outcome, reasoning_until)
+                rate = None if bool(metric[rows].isnan().all()) else float(rates[rows[0]])
+                found[index] = Attempts(pass_rate=rate, wrong=reasoning)
         processes.raise_together(self.accelerator, failure)
         everyone = {index: entry for part in processes.gather(self.accelerator, found) for index, entry in part.items()}
         return [everyone[index] for index in range(len(tasks))]

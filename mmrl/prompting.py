@@ -25,12 +25,18 @@ FORMAT_COLUMN = "answer_format"
 
 
 def require_conversations(config: RunConfig, source: Sequence[Task]) -> None:
-    """Raise `ConfigError` when the config changes prompts and the tasks have none."""
+    """Raise `ConfigError` when the config changes prompts and the tasks have none, or changes them in two ways at once."""
     used = [f"prompting.{name}" for name in ("templates", "inoculation", "scaffold") if getattr(config.prompting, name)]
+    used += ["sampling.failure_prefix"] if config.sampling.failure_prefix is not None else []
     if used and not isinstance(source[0], ChatTask):
         raise ConfigError(
             f"{', '.join(used)}: changes what a language policy is asked, but the tasks of modality {config.modality!r} are "
             f"no conversations ({type(source[0]).__name__}); remove it."
+        )
+    if {"prompting.templates", "sampling.failure_prefix"} <= set(used):
+        raise ConfigError(
+            "prompting.templates and sampling.failure_prefix: failures are those of plain prompts, and both say how an answer "
+            "starts; keep one of them."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from mmrl.section import Section
 
@@ -59,6 +59,31 @@ class PairsConfig(ProbeConfig):
         return self
 
 
+class FailurePrefixConfig(ProbeConfig):
+    """Failure-prefix conditioning (arXiv 2601.20829): tasks that are nearly solved are continued from a failed attempt.
+
+    Looking costs ``rollouts`` of every task, and ``rollouts`` more for each of ``cuts`` of those that are nearly solved.
+    """
+
+    above: float = Field(0.75, ge=0, lt=1)
+    """A task is nearly solved when its pass rate is larger than this, and one of its rollouts is wrong."""
+    cuts: tuple[float, ...] = Field((0.1, 0.3, 0.5, 0.7, 0.9), min_length=1)
+    """Shares of a failed attempt's reasoning that are tried as a prefix."""
+    target: float = Field(0.5, ge=0, le=1)
+    """The cut is used from which the policy succeeds closest to this often, the longer one of two that are equally close."""
+    until: str = Field("</think>", min_length=1)
+    """Text that ends the reasoning; without it the whole attempt counts as reasoning."""
+    refresh: int = Field(0, ge=0)
+    """Steps after which failures and cuts are looked for again with the policy of that moment; 0 never."""
+
+    @field_validator("cuts")
+    @classmethod
+    def _cuts_leave_something(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 < cut < 1 for cut in value):
+            raise ValueError(f"expected shares between 0 and 1, found {', '.join(f'{cut:g}' for cut in value)}.")
+        return value
+
+
 class SamplingConfig(Section):
     """Which tasks next, and how many rollouts of each."""
 
@@ -74,12 +99,16 @@ class SamplingConfig(Section):
     """Draw only tasks that the starting policy solves sometimes; absent draws all."""
     pairs: PairsConfig | None = None
     """Draw a hard and an easy task in turn; absent draws tasks as the source has them."""
+    failure_prefix: FailurePrefixConfig | None = None
+    """Draw only nearly solved tasks, each to be continued from a failed attempt; absent asks tasks as they are."""
 
     @model_validator(mode="after")
     def _one_choice_of_tasks(self) -> SamplingConfig:
-        given = [name for name in ("filter", "pairs") if getattr(self, name) is not None]
+        given = [name for name in ("filter", "pairs", "failure_prefix") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} each choose the tasks; keep one of them.")
+        if self.failure_prefix is not None and self.domains is not None:
+            raise ValueError("failure_prefix and domains each say which tasks come next; keep one of them.")
         if self.pairs is not None and self.domains is not None:
             raise ValueError("pairs and domains each say which tasks come next; keep one of them.")
         if self.pairs is not None and self.tasks_per_step % 2:

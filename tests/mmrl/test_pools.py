@@ -9,11 +9,11 @@ from mmrl.algorithm_config import AlgorithmConfig
 from mmrl.collection import collect
 from mmrl.config import RunConfig, validate
 from mmrl.errors import ConfigError, DataError, RewardError
-from mmrl.pools import build_sampler
+from mmrl.pools import ProbedSampler, build_sampler
 from mmrl.probing import Attempts, PolicyMeasure
 from mmrl.rewards import group_term, resolve_terms
 from mmrl.sampling import DomainSampler, TaskSampler, rollout_seeds
-from mmrl.sampling_config import SamplingConfig
+from mmrl.sampling_config import ProbeConfig, SamplingConfig
 from mmrl.testing import BanditAdapter
 from mmrl.types import Task
 
@@ -26,7 +26,7 @@ def measure_rates(rates):
     """A measure that knows the rates by the tasks' ids, and the calls it had."""
     calls = []
 
-    def measure(tasks, rollouts, round=0):
+    def measure(tasks, rollouts, round=0, *, reasoning_until=None):
         calls.append((len(tasks), rollouts))
         return [Attempts(pass_rate=rates[int(task.id)], wrong=None) for task in tasks]
 
@@ -41,6 +41,11 @@ def prepared(rates=RATES, **sampling):
 
 def ids(tasks):
     return [task.id for task in tasks]
+
+
+def test_a_sampler_without_a_rule_is_no_sampler():
+    with pytest.raises(TypeError, match="abstract"):
+        ProbedSampler(TASKS, SamplingConfig(), ProbeConfig(), 0)
 
 
 def test_filtering_drops_tasks_that_are_never_solved():
@@ -121,6 +126,9 @@ def test_a_state_from_before_the_look_undoes_it():
     [
         ({"filter": {}, "pairs": {}}, "filter and pairs each choose the tasks"),
         ({"pairs": {}, "domains": {}}, "pairs and domains"),
+        ({"filter": {}, "failure_prefix": {}}, "filter and failure_prefix each choose the tasks"),
+        ({"failure_prefix": {}, "domains": {}}, "failure_prefix and domains"),
+        ({"failure_prefix": {"cuts": [0.5, 1.0]}}, "expected shares between 0 and 1, found 0.5, 1"),
         ({"pairs": {}, "tasks_per_step": 3}, "pairs need an even number"),
         ({"pairs": {"rollouts": 4, "rare": 2}}, "rare is 2 of 4 rollouts"),
         ({"filter": {"above": 0.5, "up_to": 0.5}}, "no pass rate lies between them"),
@@ -142,8 +150,15 @@ def by_context(values):
 MIXED = {0: [0.0, 0.0], 1: [1.0, 0.0], 2: [1.0, 1.0], 3: [0.0, 1.0]}
 
 
+class ReasoningBandit(BanditAdapter):
+    """All of its choices are its reasoning."""
+
+    def reasoning_ids(self, outcome, until):
+        return tuple(outcome)
+
+
 def measure_bandit(config: RunConfig, term, accelerator=ONE):
-    adapter = BanditAdapter(reward_terms={"accuracy": term})
+    adapter = ReasoningBandit(reward_terms={"accuracy": term})
     return PolicyMeasure(
         config=config, adapter=adapter, policy=adapter.build_policy(),
         terms=resolve_terms(config.rewards, adapter.reward_terms), accelerator=accelerator, train_step=1,
@@ -153,14 +168,16 @@ def measure_bandit(config: RunConfig, term, accelerator=ONE):
 def test_pass_rates_and_a_wrong_rollout_come_from_the_policy_at_hand(bandit_config):
     measure = measure_bandit(bandit_config(sampling={"tasks_per_step": 2}), by_context(MIXED))
     tasks = BanditAdapter().task_source("train")[:5]
-    found = measure(tasks, 4)
+    found = measure(tasks, 4, reasoning_until="</think>")
     assert [entry.pass_rate for entry in found] == [0.0, 0.5, 1.0, 0.5, 0.0]
     assert [entry.wrong is None for entry in found] == [False, False, True, False, False]
     # Of task 1 rollouts 1 and 3 are wrong; the one of the smaller seed is given, whatever it was attempted with.
     seeds = rollout_seeds(0, 1, 1 << 20, 20).view(5, 4)
     batch = measure.adapter.rollout(measure.policy, tasks[1:2], group_size=4, seeds=seeds[1])
-    assert found[1].wrong == batch.outcomes[1 if seeds[1, 1] < seeds[1, 3] else 3]
-    assert measure(tasks, 4) == found
+    assert found[1].wrong == tuple(batch.outcomes[1 if seeds[1, 1] < seeds[1, 3] else 3])
+    plain = measure(tasks, 4)
+    assert [entry.pass_rate for entry in plain] == [entry.pass_rate for entry in found]
+    assert all(entry.wrong is None for entry in plain)
 
 
 def test_rollouts_without_a_metric_have_no_pass_rate(bandit_config):
