@@ -27,15 +27,19 @@ class ModelJudge:
     def identity(self) -> str:
         return f"model {self.adapter.policy_dir} {self.adapter.max_decisions}"
 
-    def answer(self, request: JudgeRequest) -> Reply:
+    def conversation(self, request: JudgeRequest) -> ChatTask:
+        """How the model is asked."""
         parts = [{"type": item.kind, item.kind: item.data} for item in request.media]
-        task = ChatTask(
+        return ChatTask(
             id=f"judge/{request.purpose}",
             messages=(
                 {"role": "system", "content": [{"type": "text", "text": request.instructions}]},
                 {"role": "user", "content": [*parts, {"type": "text", "text": request.text}]},
             ),
         )
+
+    def answer(self, request: JudgeRequest) -> Reply:
+        task = self.conversation(request)
         try:
             with self._lock:
                 seeds = torch.zeros(1, dtype=torch.int64)
