@@ -11,12 +11,16 @@ from transformers import AutoProcessor
 
 from mmrl.chat import ChatTask
 from mmrl.data import read_tasks
+from mmrl.errors import ConfigError
 from mmrl.language import LanguageAdapter
 from mmrl.rewards import TEXT_TERMS
 from vision.config import DatasetTasksConfig, VisionRunConfig
 from vision.digits import DigitTasks, tokenizer_corpus
 from vision.frontend import VisionFrontend
 from vision.planning import plan
+from vision.preferences_config import PreferenceTasks
+from vision.preferences_sources import preference_sources
+from vision.r1_reward_terms import judging_terms
 from vision.tiny import build_tiny_qwen25_vl
 
 ASSETS = Path(__file__).parent / "assets"
@@ -28,13 +32,14 @@ def build_adapter(config: VisionRunConfig) -> LanguageAdapter:
     processor = AutoProcessor.from_pretrained(
         directory, revision=config.policy.revision, trust_remote_code=config.policy.trust_remote_code
     )
+    frontend = VisionFrontend(processor=processor, config=config.rollout)
     return LanguageAdapter(
         policy_config=config.policy,
         rollout_config=config.rollout,
-        frontend=VisionFrontend(processor=processor, config=config.rollout),
+        frontend=frontend,
         policy_dir=directory,
         sources=task_sources(config),
-        reward_terms=TEXT_TERMS,
+        reward_terms={**TEXT_TERMS, **judging_terms(config, frontend, build_adapter)},
         seed=config.seed,
         resolve_policy=partial(resolve_policy, seed=config.seed),
     )
@@ -48,6 +53,13 @@ def resolve_policy(path: str, *, seed: int) -> str:
         return directory
     if path == "digit-reader":
         return str(ASSETS / "digit_reader")
+    if path == "digit-judge":
+        if not (ASSETS / "digit_judge").is_dir():
+            raise ConfigError(
+                "policy.path digit-judge: not made yet; run mmrl train configs/vision/r1_reward_digits_warmup.yaml, then "
+                "mmrl export of the same config --dtype bfloat16 --to vision/assets/digit_judge."
+            )
+        return str(ASSETS / "digit_judge")
     return path
 
 
@@ -59,6 +71,8 @@ def check_without_weights(config: VisionRunConfig) -> list[tuple[str, str]]:
 def task_sources(config: VisionRunConfig) -> Mapping[str, Callable[[], Sequence[ChatTask]]]:
     """A source per split, made when asked for."""
     tasks = config.tasks
+    if isinstance(tasks, PreferenceTasks):
+        return preference_sources(tasks, seed=config.seed, base_dir=Path.cwd())
     if isinstance(tasks, DatasetTasksConfig):
         here = Path.cwd()
         return {split: partial(read_tasks, getattr(tasks, split), base_dir=here) for split in ("train", "eval")}

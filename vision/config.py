@@ -9,10 +9,12 @@ from pydantic import Field, model_validator
 from mmrl.config import RunConfig, Section
 from mmrl.data import DatasetConfig
 from mmrl.language_config import LanguagePolicyConfig, LanguageRolloutConfig
+from vision.preferences_config import PairwiseConfig, PreferenceTasks, R1RewardConfig
 
 BUILTIN_POLICIES = {
     "tiny-qwen2.5-vl": "Qwen2.5-VL with about a million weights, random, tokenizer made for the built-in tasks",
     "digit-reader": "the same, warmed up by configs/vision/read_digits_warmup.yaml: reads digits, knows the form of answers",
+    "digit-judge": "digit-reader, warmed up by configs/vision/r1_reward_digits_warmup.yaml: judges easy pairs of answers",
 }
 
 DigitKind = Literal[
@@ -70,7 +72,11 @@ class VisionRunConfig(RunConfig):
     modality: Literal["vision"]
     policy: LanguagePolicyConfig
     """Which model, in which precision, and which of its weights train."""
-    tasks: Annotated[DigitTasksConfig | DatasetTasksConfig, Field(discriminator="name")]
-    """Built-in digit questions, or a dataset."""
+    tasks: Annotated[DigitTasksConfig | DatasetTasksConfig | PreferenceTasks, Field(discriminator="name")]
+    """Built-in digit questions, a dataset, or pairs of responses to judge (built-in ones, or a dataset)."""
     rollout: VisionRolloutConfig = VisionRolloutConfig()
     """Sampling, prompt limits and the size of images."""
+    r1_reward: R1RewardConfig = R1RewardConfig()
+    """Who says whether the reasoning of a verdict agrees with it, for the reward term ``r1_reward``."""
+    pairwise: PairwiseConfig | None = None
+    """The judge that compares rollouts, for the reward term ``pairwise``."""
