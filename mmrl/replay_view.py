@@ -32,8 +32,8 @@ def read_rollout(run_dir: Path, train_step: int, rollout: int) -> dict[str, Any]
         known = [str(int(found.stem.removeprefix("step_"))) for found in sorted(folder.glob("step_*.jsonl"))]
         listed = ", ".join(known[-12:]) if known else "none"
         raise DataError(
-            f"{run_dir}: no rollouts of step {train_step} were written; steps with samples: {listed}. metrics.samples_every says "
-            "which are."
+            f"{run_dir}: no rollouts of step {train_step} were written; steps with samples: {listed}. metrics.samples_every "
+            "says which are."
         )
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -137,8 +137,8 @@ def as_html(record: Mapping[str, Any], run_dir: Path, which_pass: int = -1) -> s
     )
     table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>' if rows else ""
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style></head>'
-        f"<body><h1>{escape(title)}</h1><dl>{about}</dl><div class=media>{media}</div>{words}<h2>decisions</h2>"
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1><dl>{about}</dl><div class=media>{media}</div>{words}<h2>decisions</h2>"
         f"<p>{escape(passes_note(record, which_pass))}</p>{table}</body></html>\n"
     )
 
