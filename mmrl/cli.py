@@ -25,8 +25,11 @@ MODALITIES: dict[str, tuple[str, ...]] = {
     "robotics": ("robotics.config:RoboticsRunConfig", "robotics.adapter:build_adapter"),
 }
 
-MODALITY_COMMANDS = {"demos": "robotics.commands.demos", "rollout": "robotics.commands.rollout",
-                     "attempts": "vision.r1_reward_attempts"}
+MODALITY_COMMANDS = {
+    "demos": "robotics.commands.demos",
+    "rollout": "robotics.commands.rollout",
+    "attempts": "vision.r1_reward_attempts",
+}
 """Commands that one modality alone has; each module has ``SUMMARY``, ``add_arguments`` and ``run``, and is light to import."""
 
 BENCHMARKS = {"audio": "audio.benchmark_command:run", "vision": "vision.benchmark_command:run"}
@@ -86,12 +89,13 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--checkpoint", type=Path, help="a checkpoint of the run; absent measures the config's own policy")
     evaluate.add_argument("--output", type=Path, help="also write the result as JSON")
     evaluate.add_argument("--policy", metavar="POLICY", help="instead of the config's policy.path")
-    evaluate.add_argument("--benchmark", metavar="NAME", help="a published benchmark instead: avqa, mmau, mmar or mmsu (audio), "
-                          "vl_rewardbench, multimodal_rewardbench or mm_rlhf_rewardbench (vision)")  # fmt: skip
+    evaluate.add_argument("--benchmark", metavar="NAME",
+                          help="a published benchmark instead: avqa, mmau, mmar or mmsu (audio), vl_rewardbench, "
+                               "multimodal_rewardbench or mm_rlhf_rewardbench (vision)")  # fmt: skip
     evaluate.add_argument("--file", type=Path, help="with --benchmark: its json, jsonl or parquet file")
     evaluate.add_argument("--benchmark-version", metavar="VERSION", help="with --benchmark mmau: original or v05.15.25")
     evaluate.add_argument("--votes", type=int, nargs="+", default=[], metavar="K",
-                          help="with --benchmark (vision): also the majority of K sampled verdicts, for example --votes 1 5 15")  # fmt: skip
+                          help="with --benchmark (vision): also the majority of K sampled verdicts, e.g. 1 5 15")  # fmt: skip
     evaluate.add_argument("--control", choices=["silence", "shuffled-options"],
                           help="with --benchmark: silence instead of every clip, or options in another order")  # fmt: skip
 
