@@ -12,6 +12,7 @@ from typing import Any
 
 from mmrl.errors import DataError
 from mmrl.failure_prefix import FailurePrefixSampler
+from mmrl.ladder import LadderSampler
 from mmrl.probing import Measure
 from mmrl.processes import Totals
 from mmrl.sampling import DomainSampler, TaskSampler
@@ -153,6 +154,8 @@ def build_sampler(config: SamplingConfig, source: Sequence[Task], seed: int) -> 
 
 
 def _plain_sampler(config: SamplingConfig, source: Sequence[Task], seed: int) -> TaskSampler:
+    if config.ladder is not None:
+        return LadderSampler(source, seed=seed, **config.ladder.model_dump())
     if config.domains is None:
         return TaskSampler(source, order=config.order, seed=seed)
     return DomainSampler(source, order=config.order, seed=seed, **config.domains.model_dump())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -84,6 +85,20 @@ class FailurePrefixConfig(ProbeConfig):
         return value
 
 
+class LadderConfig(Section):
+    """NeuraLadder (Observe-R1, arXiv 2505.12432): from easy to hard by measured difficulty, then by complexity (`mmrl.ladder`).
+
+    It takes the place of ``order``. Tasks without a measured difficulty because nothing could grade them are left out.
+    """
+
+    profile: Path | None = None
+    """Output of ``mmrl data profile``, matched by task id; absent reads the tasks' own difficulty and complexity."""
+    mixing: bool = True
+    """Draw from a window of five neighbouring levels as published; off follows the ladder strictly."""
+    drop_solved_below: float | None = Field(None, gt=0)
+    """Tasks that are always solved with a lower complexity than this are left out; absent keeps them."""
+
+
 class SamplingConfig(Section):
     """Which tasks next, and how many rollouts of each."""
 
@@ -101,6 +116,16 @@ class SamplingConfig(Section):
     """Draw a hard and an easy task in turn; absent draws tasks as the source has them."""
     failure_prefix: FailurePrefixConfig | None = None
     """Draw only nearly solved tasks, each to be continued from a failed attempt; absent asks tasks as they are."""
+
+    ladder: LadderConfig | None = None
+    """Draw tasks from easy to hard; absent draws them in ``order``."""
+
+    @model_validator(mode="after")
+    def _the_ladder_stands_alone(self) -> SamplingConfig:
+        others = [name for name in ("domains", "pairs") if self.ladder is not None and getattr(self, name) is not None]
+        if others:
+            raise ValueError(f"ladder and {others[0]} each say which tasks come next; keep one of them.")
+        return self
 
     @model_validator(mode="after")
     def _one_choice_of_tasks(self) -> SamplingConfig:
