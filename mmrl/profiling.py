@@ -2,7 +2,7 @@
 
 Every task is attempted N times. Difficulty is the share of wrong attempts, complexity the mean length of all of them in
 decisions (Observe-R1, arXiv 2505.12432). The result is the dataset's own rows with two more columns, for `mmrl.ladder` and
-other curricula. Measurements are appended to a log beside the output, so that a profile that was interrupted goes on where it was.
+other curricula. Measurements are appended to a log beside the output: an interrupted profile goes on where it was.
 """
 
 from __future__ import annotations
