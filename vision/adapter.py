@@ -15,13 +15,14 @@ from mmrl.errors import ConfigError
 from mmrl.language import LanguageAdapter
 from mmrl.rewards import TEXT_TERMS
 from vision.config import DatasetTasksConfig, VisionRunConfig
-from vision.digits import DigitTasks, tokenizer_corpus
+from vision.digits import OBSERVE_TAGS, DigitTasks, tokenizer_corpus
 from vision.frontend import VisionFrontend
+from vision.observe_r1 import OBSERVE_TERMS
 from vision.planning import plan
 from vision.preferences_config import PreferenceTasks
 from vision.preferences_sources import preference_sources
 from vision.r1_reward_terms import judging_terms
-from vision.tiny import build_tiny_qwen25_vl
+from vision.tiny import add_tags, build_tiny_qwen25_vl
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -39,7 +40,7 @@ def build_adapter(config: VisionRunConfig) -> LanguageAdapter:
         frontend=frontend,
         policy_dir=directory,
         sources=task_sources(config),
-        reward_terms={**TEXT_TERMS, **judging_terms(config, frontend, build_adapter)},
+        reward_terms={**TEXT_TERMS, **OBSERVE_TERMS, **judging_terms(config, frontend, build_adapter)},
         seed=config.seed,
         resolve_policy=partial(resolve_policy, seed=config.seed),
     )
@@ -60,6 +61,17 @@ def resolve_policy(path: str, *, seed: int) -> str:
                 "mmrl export of the same config --dtype bfloat16 --to vision/assets/digit_judge."
             )
         return str(ASSETS / "digit_judge")
+    if path == "digit-reader-observe":
+        directory = tempfile.mkdtemp(prefix="mmrl-tiny-")
+        add_tags(ASSETS / "digit_reader", Path(directory), OBSERVE_TAGS)
+        return directory
+    if path == "digit-observer":
+        if not (ASSETS / "digit_observer").is_dir():
+            raise ConfigError(
+                "policy.path digit-observer: not made yet; run mmrl train configs/vision/observe_r1_digits_warmup.yaml, then "
+                "mmrl export of the same config --dtype bfloat16 --to vision/assets/digit_observer."
+            )
+        return str(ASSETS / "digit_observer")
     return path
 
 
@@ -76,7 +88,8 @@ def task_sources(config: VisionRunConfig) -> Mapping[str, Callable[[], Sequence[
     if isinstance(tasks, DatasetTasksConfig):
         here = Path.cwd()
         return {split: partial(read_tasks, getattr(tasks, split), base_dir=here) for split in ("train", "eval")}
+    form = tasks.demonstrations
     return {
-        "train": partial(DigitTasks, tasks.kinds, split="train", num_tasks=tasks.num_tasks, seed=config.seed),
+        "train": partial(DigitTasks, tasks.kinds, split="train", num_tasks=tasks.num_tasks, seed=config.seed, form=form),
         "eval": partial(DigitTasks, tasks.eval_kinds, split="eval", num_tasks=100_000),
     }

@@ -15,6 +15,8 @@ BUILTIN_POLICIES = {
     "tiny-qwen2.5-vl": "Qwen2.5-VL with about a million weights, random, tokenizer made for the built-in tasks",
     "digit-reader": "the same, warmed up by configs/vision/read_digits_warmup.yaml: reads digits, knows the form of answers",
     "digit-judge": "digit-reader, warmed up by configs/vision/r1_reward_digits_warmup.yaml: judges easy pairs of answers",
+    "digit-reader-observe": "digit-reader with <observe> and </observe> as further tokens, where the next one starts from",
+    "digit-observer": "warmed up by configs/vision/observe_r1_digits_warmup.yaml: observes, thinks too long, answers",
 }
 
 DigitKind = Literal[
@@ -54,6 +56,9 @@ class DigitTasksConfig(Section):
     """Question kinds of evaluation."""
     num_tasks: int = Field(100_000, gt=0)
     """Different training tasks before they repeat."""
+    demonstrations: Literal["think", "observe"] = "think"
+    """What warm-up imitates: ``<think>digits</think><answer>..``, or ``<observe>digits</observe><think>..`` in which the digits
+    are thought over between one and six times (`vision.digits.observe_demonstration`)."""
 
 
 class DatasetTasksConfig(Section):

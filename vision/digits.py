@@ -78,11 +78,21 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-class DigitTasks(Sequence[ChatTask]):
-    """An endless-looking, indexable source of digit questions: equal index, equal task."""
+OBSERVE_TAGS = ("<observe>", "</observe>")
+MAX_REPEATS = 6
 
-    def __init__(self, kinds: Sequence[str], *, split: str, num_tasks: int, seed: int = 0) -> None:
-        self.kinds, self.split, self.num_tasks, self.seed = tuple(kinds), split, num_tasks, seed
+
+def observe_demonstration(digits: str, said: str, rng: np.random.Generator) -> str:
+    """``digits`` observed once and thought over one to six times: equally good completions of different length."""
+    thought = " ".join([digits] * int(rng.integers(1, MAX_REPEATS + 1)))
+    return f"<observe>{digits}</observe><think>{thought}</think><answer>{said}</answer>"
+
+
+class DigitTasks(Sequence[ChatTask]):
+    """An endless-looking, indexable source of digit questions: equal index, equal task. ``form`` is that of demonstrations."""
+
+    def __init__(self, kinds: Sequence[str], *, split: str, num_tasks: int, seed: int = 0, form: str = "think") -> None:
+        self.kinds, self.split, self.num_tasks, self.seed, self.form = tuple(kinds), split, num_tasks, seed, form
         self.images, self.labels = _split_images(split)
 
     def __len__(self) -> int:
@@ -104,13 +114,16 @@ class DigitTasks(Sequence[ChatTask]):
         options = kind.choices(digits, question) if kind.choices else [kind.answer(digits)]
         said = options[rng.integers(len(options))]
         seen = " ".join(map(str, digits))
+        shown = f"<think>{seen}</think><answer>{said}</answer>"
+        if self.form == "observe":
+            shown = observe_demonstration(seen, said, rng)
         parts = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": question}]
         return ChatTask(
             id=f"{self.split}/{name}/{index}",
             domain=name,
             messages=({"role": "user", "content": parts},),
             answer=kind.answer(digits),
-            demonstration=f"<think>{seen}</think><answer>{said}</answer>" if kind.demonstrated else "",
+            demonstration=shown if kind.demonstrated else "",
             columns={"digits": digits},
         )
 

@@ -6,7 +6,7 @@ Qwen2.5-VL (patches of 14 px, 2x2 merger, multimodal rotary positions, grouped a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from mmrl.byte_bpe import train_tokenizer
+from mmrl.errors import ConfigError
 
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
@@ -66,6 +67,21 @@ def build_tiny_qwen25_vl(directory: Path, corpus: Iterable[str], *, size: TinySi
         model = Qwen2_5_VLForConditionalGeneration(qwen25_vl_config(processor.tokenizer, size))
     model.generation_config.eos_token_id = processor.tokenizer.convert_tokens_to_ids("<|im_end|>")
     model.generation_config.pad_token_id = processor.tokenizer.pad_token_id
+    model.save_pretrained(directory)
+    processor.save_pretrained(directory)
+
+
+def add_tags(source: Path, directory: Path, tags: Sequence[str]) -> None:
+    """Write ``source`` to ``directory`` with ``tags`` as further whole tokens; the weights are those of ``source``.
+
+    Raises `ConfigError` when the model has no unused rows of embeddings left for them.
+    """
+    processor = Qwen2_5_VLProcessor.from_pretrained(source)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(source)
+    processor.tokenizer.add_tokens(list(tags))
+    rows = model.get_input_embeddings().num_embeddings
+    if len(processor.tokenizer) > rows:
+        raise ConfigError(f"{source}: has {rows} rows of embeddings, too few for {len(processor.tokenizer)} tokens.")
     model.save_pretrained(directory)
     processor.save_pretrained(directory)
 
