@@ -56,9 +56,10 @@ class DigitTasksConfig(Section):
     """Question kinds of evaluation."""
     num_tasks: int = Field(100_000, gt=0)
     """Different training tasks before they repeat."""
-    demonstrations: Literal["think", "observe"] = "think"
+    demonstrations: Literal["think", "observe", "confidence"] = "think"
     """What warm-up imitates: ``<think>digits</think><answer>..``, or ``<observe>digits</observe><think>..`` in which the digits
-    are thought over between one and six times (`vision.digits.observe_demonstration`)."""
+    are thought over between one and six times (`vision.digits.observe_demonstration`), or the first with a confidence behind
+    it, drawn at random, in the form that `mmrl.calibration` reads."""
 
 
 class DatasetTasksConfig(Section):

@@ -117,6 +117,8 @@ class DigitTasks(Sequence[ChatTask]):
         shown = f"<think>{seen}</think><answer>{said}</answer>"
         if self.form == "observe":
             shown = observe_demonstration(seen, said, rng)
+        if self.form == "confidence":
+            shown += f"<analysis></analysis><confidence>{rng.integers(11) / 10}</confidence>"
         parts = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": question}]
         return ChatTask(
             id=f"{self.split}/{name}/{index}",
