@@ -1,8 +1,8 @@
 """Gradients from corrupted actors (Delightful policy gradient, arXiv 2603.14608): how far they point where the clean one does.
 
 A policy is trained with GRPO. At the start, halfway and at the end its gradient is estimated from rollouts of corrupted actors
-and compared with its policy gradient from many rollouts of its own, on the same tasks. *clean*: rollouts of its own, as few as of
-the others, which is what sampling noise leaves. *noisy*: half of each group from an actor with Gaussian noise on its logits.
+and compared with its policy gradient from many rollouts of its own, on the same tasks. *clean*: rollouts of its own, as few as
+of the others, which is what sampling noise leaves. *noisy*: half of each group from an actor with Gaussian noise on its logits.
 *stale*: all from the weights at the start.
 """
 

@@ -38,7 +38,7 @@ DOMAIN_SAMPLING = Miniature(
     arms={"equal shares": (), "domain-aware": ("sampling.domains={refresh: 2}",)},
     overrides=(
         *SMALL, "tasks.kinds=[parity, above_four, larger, sum, read, read_first, read_second]", "evaluation.num_tasks=700",
-        "evaluation.every=15",
+        "evaluation.every=15", "tasks.num_tasks=7000",
     ),
     values=values,
 )  # fmt: skip
