@@ -41,6 +41,28 @@ class ChatTask(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MediaFacts:
+    """Geometry and time of one medium, for rewards that read positions or moments."""
+
+    kind: MediaKind
+    original_size: tuple[int, int] | None = None
+    """Width and height before the image was fitted to the pixel bounds; None where nothing is known of it."""
+    size: tuple[int, int] | None = None
+    """Width and height as the model's processor gets them."""
+    times: tuple[float, ...] = ()
+    """Seconds from the start of each frame that is shown."""
+    seconds: float | None = None
+    """Length of a sound or a video."""
+
+    @property
+    def scale(self) -> tuple[float, float] | None:
+        """What coordinates in the original are multiplied by, along width and height, to be those that the policy saw."""
+        if self.original_size is None or self.size is None:
+            return None
+        return self.size[0] / self.original_size[0], self.size[1] / self.original_size[1]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Completion:
     """What the policy wrote: the outcome that reward terms of text modalities read."""
 
@@ -50,6 +72,8 @@ class Completion:
     """Exactly the sampled ids, the end token included."""
     stop_reason: str
     """``"stop"`` after an end token or stop string, ``"length"`` at the limit."""
+    media: tuple[MediaFacts, ...] = ()
+    """What the policy was shown, in order; filled with ``rollout.media_facts``."""
 
     @property
     def num_tokens(self) -> int:

@@ -48,6 +48,8 @@ class SamplingParams:
     banned_ids: tuple[int, ...] = ()
     """Tokens of probability 0, in sampling and in log-probabilities (media placeholders, the user's own)."""
     greedy: bool = False
+    is_over: Callable[[Sequence[int]], bool] | None = None
+    """Whether a completion ends with its last token, from all of its tokens so far; None asks ``end_ids`` only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +232,9 @@ def sample(
         mask[rows[alive], t] = True
         log_probs[rows[alive], t] = row_log_probs.gather(1, drawn[:, None])[alive, 0]
         alive = alive & ~torch.isin(drawn, ends)
+        if params.is_over is not None:
+            written = tokens[rows, : t + 1].tolist()
+            alive = alive & ~torch.tensor([params.is_over(row) for row in written], dtype=torch.bool, device=device)
         if t + 1 == params.max_new_tokens or not alive.any():
             break
         if alive.sum() <= 0.75 * len(rows):  # copying the cache for every single row would cost more than it saves

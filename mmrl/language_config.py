@@ -54,8 +54,12 @@ class LanguageRolloutConfig(Section):
     """Sample among the most likely tokens of this total probability; 1 is off. Not reproduced in log-probabilities."""
     ban_media_tokens: bool = True
     """Give media placeholder tokens probability 0, in sampling and in log-probabilities."""
-    banned_tokens: tuple[str, ...] = ()
-    """Further tokens of probability 0."""
+    banned_tokens: tuple[str | int, ...] = ()
+    """Further tokens of probability 0: tokens as they are written, texts of one token, or ids."""
+    stop_strings: tuple[str, ...] = ()
+    """A completion ends with the token that completes one of these texts, however it is cut into tokens."""
+    media_facts: bool = False
+    """Give rewards ``completion.media``: sizes, scale, frame times, seconds (images and videos are opened once more)."""
     max_prompt_tokens: int = Field(8192, gt=0)
     """Longer prompts are refused, naming the row; a prompt is never cut."""
     max_rows: int = Field(512, gt=0)
