@@ -37,7 +37,7 @@ class Item:
 
 
 Reader = Callable[[Mapping[str, Any], str], tuple[dict[str, Any], Mapping[str, str]]]
-"""From a row and its place, the fields ``id``, ``question``, ``chosen``, ``rejected`` and ``image`` or ``video``, and groups."""
+"""From a row and its place: ``id``, ``question``, ``chosen``, ``rejected`` and ``image`` or ``video``; and its groups."""
 
 
 def read_items(benchmark: str, file: Path) -> list[Item]:
@@ -55,8 +55,8 @@ def read_items(benchmark: str, file: Path) -> list[Item]:
 
 
 def read_vl_rewardbench(row: Mapping[str, Any], where: str) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """A row as published (``query``, ``response`` of two, ``human_ranking`` with 0 for the better one), or as R1-Reward packs it
-    (``prompt``, ``chosen``, ``rejected``).
+    """A row as published (``query``, ``response`` of two, ``human_ranking`` with 0 for the better one), or as R1-Reward packs
+    it (``prompt``, ``chosen``, ``rejected``).
 
     ``category`` is the official split; ``r1_script`` is that of R1-Reward's own script, which takes RLHF-V and RLAIF-V for
     general, so its numbers per category compare with no other paper's.

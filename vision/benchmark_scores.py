@@ -1,8 +1,9 @@
 """Verdicts counted: accuracy in both orders, votes, categories, Acc+. Pure functions.
 
 Published scripts show the better response first, always, which flatters a judge that favours the first one. Here each pair is
-judged in both orders and counts with the mean of the two; both orders are also given on their own. A verdict that cannot be read
-is wrong. Beside this strict rule stands the published one: better response first, and without an answer tag the last 1 or 2.
+judged in both orders and counts with the mean of the two; both orders are also given on their own. A verdict that cannot be
+read is wrong. Beside this strict rule stands the published one: better response first, and without an answer tag the last 1 or
+2 of the text.
 """
 
 from __future__ import annotations
