@@ -23,7 +23,7 @@ def control_tasks(adapter: Adapter, tasks: Sequence[Any], kind: str) -> list[Any
     """
     strange = next((task for task in tasks if not isinstance(task, ChatTask)), None)
     if strange is not None:
-        raise ConfigError(f"evaluation.control is {kind!r}, but task {strange.id!r} is no conversation; its media cannot be changed.")
+        raise ConfigError(f"evaluation.control is {kind!r}, but task {strange.id!r} is no conversation with media; use none.")
     if kind == "shuffle":
         return shuffled_media(tasks)
     return [with_media(task, adapter.blank_media(task)) if any(media_parts(task)) else None for task in tasks]

@@ -13,6 +13,7 @@ from torch import nn
 from mmrl import processes
 from mmrl.adapter import Adapter
 from mmrl.config import EvaluationConfig
+from mmrl.control import control_tasks, paired_gap
 from mmrl.errors import ConfigError, RewardError
 from mmrl.rewards import WeightedTerm, score
 from mmrl.sampling import rollout_seeds
@@ -33,14 +34,19 @@ def evaluate(
     """Attempt the first ``num_tasks`` tasks once each; the metric's mean, interval and count, overall and per domain.
 
     Processes share the tasks; the result is the same on each. Tasks to which the metric does not apply are not counted. A term
-    whose function has ``record(task, outcome)`` and ``summarize(records)`` adds an entry to ``summaries``.
-    ``on_batch(done, total)`` is told of progress.
+    whose function has ``record(task, outcome)`` and ``summarize(records)`` adds an entry to ``summaries``. With
+    ``config.control`` the same tasks are attempted again with other media (`mmrl.control`), and ``control`` tells the mean
+    there and the gap. ``on_batch(done, total)`` is told of progress.
     """
     check_metric(config.metric, terms)
     rank, world_size = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
     total = min(config.num_tasks, len(source))
     mine = range(rank, total, world_size)
-    values: list[tuple[str, float]] = []
+    values: list[tuple[int, str, float]] = []
+    others: dict[int, float] = {}
+    controls = [None] * total
+    if config.control != "none":
+        controls = control_tasks(adapter, [source[index] for index in range(total)], config.control)
     failure: RewardError | None = None
     summarized = {name: term.function for name, term in terms.items() if hasattr(term.function, "summarize")}
     records: dict[str, list[Any]] = {name: [] for name in summarized}
@@ -49,16 +55,24 @@ def evaluate(
         batch = adapter.rollout(policy, tasks, group_size=1, seeds=rollout_seeds(0, start, rank, len(tasks)), greedy=True)
         for name, term in summarized.items():
             records[name] += [term.record(task, outcome) for task, outcome in zip(batch.tasks, batch.outcomes)]
+        indices = mine[start : start + config.batch_size]
+        changed = [(index, controls[index]) for index in indices if controls[index] is not None]
         try:
             scored = score(batch, {config.metric: terms[config.metric]})
+            if changed:
+                seeds = rollout_seeds(0, start, rank, len(changed))
+                blind = adapter.rollout(policy, [task for _, task in changed], group_size=1, seeds=seeds, greedy=True)
+                blind = score(blind, {config.metric: terms[config.metric]}).reward_terms[config.metric].tolist()
+                others |= dict(zip((index for index, _ in changed), blind))
         except RewardError as error:
             failure = error
             break
-        values += zip((task.domain for task in tasks), scored.reward_terms[config.metric].tolist())
+        values += zip(indices, (task.domain for task in tasks), scored.reward_terms[config.metric].tolist())
         on_batch(min(start + config.batch_size, len(mine)), len(mine))
     processes.raise_together(accelerator, failure)
     values = [entry for part in processes.gather(accelerator, values) for entry in part]
-    known = [(domain, value) for domain, value in values if not math.isnan(value)]
+    others = {index: value for part in processes.gather(accelerator, others) for index, value in part.items()}
+    known = [(domain, value) for _, domain, value in values if not math.isnan(value)]
     domains = sorted({domain for domain, _ in known})
     parts = processes.gather(accelerator, records)
     summaries = {name: term.summarize([entry for part in parts for entry in part[name]]) for name, term in summarized.items()}
@@ -68,7 +82,42 @@ def evaluate(
         "overall": summarize([value for _, value in known]),
         "domains": {name: summarize([value for domain, value in known if domain == name]) for name in domains},
         **({"summaries": summaries} if summaries else {}),
+        **({"control": _control(config.control, values, others)} if config.control != "none" else {}),
     }
+
+
+def _control(kind: str, values: Sequence[tuple[int, str, float]], others: Mapping[int, float]) -> dict[str, Any]:
+    """Means with the tasks' own media and with those of the control, and the gap, over tasks that have both."""
+    pairs = [(domain, value, others[index]) for index, domain, value in values if index in others]
+    pairs = [pair for pair in pairs if not (math.isnan(pair[1]) or math.isnan(pair[2]))]
+
+    def compared(some: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
+        return {
+            "with": summarize([value for _, value, _ in some]),
+            "without": summarize([other for _, _, other in some]),
+            "gap": paired_gap([(value, other) for _, value, other in some]),
+        }
+
+    domains = sorted({domain for domain, _, _ in pairs})
+    return {
+        "kind": kind,
+        **compared(pairs),
+        "domains": {name: compared([pair for pair in pairs if pair[0] == name]) for name in domains},
+    }
+
+
+def control_table(result: Mapping[str, Any]) -> Table:
+    """Means with a task's own media and with those of the control, and the gap between them."""
+    control = result["control"]
+    what = {"blank": "blank media", "shuffle": "media of other tasks"}[control["kind"]]
+    table = Table(title=f"held-out {result['metric']} with {what} (95% intervals, gap paired by task)", title_justify="left")
+    table.add_column("kind")
+    for column in ("n", "with its media", f"with {what}", "gap"):
+        table.add_column(column, justify="right")
+    for name, entry in [*control["domains"].items(), ("all", control)]:
+        cells = [str(entry["gap"]["n"]), _cell(entry["with"]), _cell(entry["without"]), _cell(entry["gap"], signed=True)]
+        table.add_row(name, *cells, style="bold" if name == "all" else None)
+    return table
 
 
 def check_metric(metric: str, terms: Mapping[str, WeightedTerm]) -> None:
@@ -107,12 +156,13 @@ def comparison_table(before: Mapping[str, Any] | None, after: Mapping[str, Any])
     return table
 
 
-def _cell(entry: Mapping[str, Any] | None) -> str:
+def _cell(entry: Mapping[str, Any] | None, *, signed: bool = False) -> str:
     if entry is None or entry["mean"] is None:
         return "-"
+    form = "+.3f" if signed else ".3f"
     if entry["low"] is None:
-        return f"{entry['mean']:.3f}"
-    return f"{entry['mean']:.3f} [{entry['low']:.3f}, {entry['high']:.3f}]"
+        return f"{entry['mean']:{form}}"
+    return f"{entry['mean']:{form}} [{entry['low']:{form}}, {entry['high']:{form}}]"
 
 
 def _difference(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> str:
