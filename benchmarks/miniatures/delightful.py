@@ -1,6 +1,6 @@
 """Gradients from corrupted actors (Delightful policy gradient, arXiv 2603.14608): how far they point where the clean one does.
 
-A policy is trained with GRPO. At the start, halfway and at the end its gradient is estimated from rollouts of corrupted actors
+A policy is trained with GRPO. At the start and at each checkpoint its gradient is estimated from rollouts of corrupted actors
 and compared with its policy gradient from many rollouts of its own, on the same tasks. *clean*: rollouts of its own, as few as
 of the others, which is what sampling noise leaves. *noisy*: half of each group from an actor with Gaussian noise on its logits.
 *stale*: all from the weights at the start.
@@ -29,7 +29,6 @@ ESTIMATORS = {
 NUM_TASKS, GROUP_SIZE, MANY = 48, 16, 64
 NOISE = 4.0
 """Standard deviation of the noise on logits."""
-STEPS = (0, 20, 40)
 GROUPS_PER_PASS = 8
 
 
@@ -38,15 +37,16 @@ def measure(run_dir: Path) -> dict[str, Any]:
     subject = Subject(run_dir)
     tasks, start = subject.tasks("train", NUM_TASKS), subject.policy()
     cosines: dict[str, dict[str, float]] = {}
-    for step in STEPS:
-        policy = subject.policy(run_dir / "checkpoints" / f"step_{step:06d}") if step else start
+    for checkpoint in (None, *sorted((run_dir / "checkpoints").glob("step_*"))):
+        step = int(checkpoint.name.removeprefix("step_")) if checkpoint is not None else 0
+        policy = subject.policy(checkpoint) if checkpoint is not None else start
         target = gradients(subject, policy, subject.attempt(policy, tasks, MANY, stream=0))["REINFORCE"]
         own = subject.attempt(policy, tasks, GROUP_SIZE, stream=1)
         with noisy_logits(policy, seed=subject.config.seed):
             other = subject.attempt(policy, tasks, GROUP_SIZE // 2, stream=2)
         first_half = (torch.arange(len(own)) % GROUP_SIZE < GROUP_SIZE // 2).nonzero()[:, 0]
         actors = {"clean": own, "noisy": RolloutBatch.concat([own.select(first_half), other])}
-        if step:
+        if policy is not start:
             actors["stale"] = subject.attempt(start, tasks, GROUP_SIZE, stream=3)
         for actor, batch in actors.items():
             cosines[f"{actor}, step {step}"] = {
@@ -99,7 +99,7 @@ DELIGHTFUL = Miniature(
     arms={"GRPO": ()},
     overrides=(
         *SMALL,
-        f"trainer.num_steps={STEPS[-1]}",
+        "trainer.num_steps=40",
         "checkpoint.every=20",
         "checkpoint.keep_last=9",
         "evaluation.num_tasks=350",

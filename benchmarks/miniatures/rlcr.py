@@ -6,6 +6,7 @@ demonstration is drawn at random.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ def values(run_dirs: Mapping[str, Path]) -> Rows:
         first, *_, last = evaluations(run_dir).values()
         sampled = measured(run_dir)
         rows[arm] = greedy(last) | {
-            "Brier, sampled": sampled["brier"],
-            "ECE, sampled": sampled["ece"],
+            "Brier, sampled": number(sampled["brier"]),
+            "ECE, sampled": number(sampled["ece"]),
             "malformed": sampled["malformed"] / (sampled["n"] + sampled["malformed"]),
         }
     return rows | {"before training": greedy(first)}
@@ -40,7 +41,12 @@ def values(run_dirs: Mapping[str, Path]) -> Rows:
 
 def greedy(result: Mapping[str, Any]) -> dict[str, float]:
     summary = result["summaries"]["brier"]
-    return {"accuracy": result["overall"]["mean"], "Brier": summary["brier"], "ECE": summary["ece"]}
+    return {"accuracy": result["overall"]["mean"], "Brier": number(summary["brier"]), "ECE": number(summary["ece"])}
+
+
+def number(value: float | None) -> float:
+    """NaN where no completion was well-formed."""
+    return math.nan if value is None else value
 
 
 def term(name: str, weight: float) -> str:
