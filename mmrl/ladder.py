@@ -81,22 +81,26 @@ def mixed_order(rungs: Sequence[Rung], rng: np.random.Generator) -> list[int]:
     left: list[deque[int]] = [deque() for _ in range(NUM_LEVELS)]
     for index in ladder_order(rungs):
         left[level_of(rungs[index].difficulty)].append(index)
-    order: list[int] = []
-    for level, count in enumerate([len(members) for members in left]):
-        start = window_start(level)
-        window = left[start : start + WINDOW]
+    return [left[level].popleft() for level in _mixed_levels([len(members) for members in left], rng)]
+
+
+def _mixed_levels(counts: Sequence[int], rng: np.random.Generator) -> list[int]:
+    """The level of each draw, when ``counts`` tasks stand on each."""
+    left, levels = list(counts), []
+    for slot, count in enumerate(counts):
+        start = window_start(slot)
         drawn = []
         for chance in rng.random(count):
-            shares = [share if members else 0.0 for share, members in zip(MIXING[level], window)]
+            shares = [share if left[start + i] else 0.0 for i, share in enumerate(MIXING[slot])]
             if not any(shares):
                 break
             place = int(np.searchsorted(np.cumsum(shares), chance * sum(shares), side="right"))
-            drawn.append(window[min(place, WINDOW - 1)].popleft())
-        next_start = window_start(level + 1) if level + 1 < NUM_LEVELS else NUM_LEVELS
-        order += _spread(drawn, [index for members in left[start:next_start] for index in members])
-        for members in left[start:next_start]:
-            members.clear()
-    return order
+            drawn.append(start + min(place, WINDOW - 1))
+            left[drawn[-1]] -= 1
+        next_start = window_start(slot + 1) if slot + 1 < NUM_LEVELS else NUM_LEVELS
+        levels += _spread(drawn, [level for level in range(start, next_start) for _ in range(left[level])])
+        left[start:next_start] = [0] * (next_start - start)
+    return levels
 
 
 def _spread(some: Sequence[int], others: Sequence[int]) -> list[int]:
