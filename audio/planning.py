@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+from transformers import PreTrainedConfig
 
 from audio.config import AudioRunConfig
 from audio.families import find_family
 from audio.known_models import model_config
 from mmrl.errors import ConfigError
+from mmrl.forecast import Tower
 from mmrl.language_planning import forecast
 
 FRAMES_PER_SECOND = 100
@@ -45,5 +47,14 @@ def plan(config: AudioRunConfig, path: str) -> list[tuple[str, str]]:
         rollout,
         towers=[getattr(model, name) for name in names if hasattr(model, name)],
         media_rows=media_rows,
+        media_tokens=tokens(longest),
+        tower=_tower(architecture.audio_config, longest, tokens(longest)),
         tower_name="audio tower, its projection and the vision tower" if family.sees else "audio tower and its projection",
     )
+
+
+def _tower(config: PreTrainedConfig, seconds: float, tokens: int) -> Tower:
+    """The encoder works on every second mel frame."""
+    layers = getattr(config, "encoder_layers", None) or config.num_hidden_layers
+    hidden = getattr(config, "d_model", None) or config.hidden_size
+    return Tower(layers=layers, hidden=hidden, positions_per_token=-(-int(seconds * FRAMES_PER_SECOND) // (2 * tokens)))

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from mmrl.config import RunConfig
-from mmrl.generation import MAX_LOGITS_ELEMENTS
+from mmrl.forecast import Sizes, Tower
+from mmrl.forecast import rows as memory_rows
 from mmrl.language_config import LanguagePolicyConfig, LanguageRolloutConfig, LoraConfig
 
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -24,12 +25,12 @@ def forecast(
     towers: Sequence[nn.Module],
     media_rows: Sequence[Row],
     tower_name: str,
+    media_tokens: int = 0,
+    tower: Tower | None = None,
 ) -> list[Row]:
-    """Rows about weights, positions and memory per process, with ``media_rows`` in their middle.
+    """Rows about weights, positions and memory per process (`mmrl.forecast`), with ``media_rows`` in their middle.
 
-    Counted are weights, gradients, AdamW's two moments, the cache of a full rollout, and the activations that one micro-batch
-    keeps for its backward pass (about 34 hidden vectors per layer and position without checkpointing, after arXiv 2205.05198,
-    plus the logits chunk). It is an estimate: the allocator and attention kernels add to it.
+    ``media_tokens`` are those of the largest medium, ``tower`` what runs them (it keeps activations unless it is frozen).
     """
     total = sum(parameter.numel() for parameter in model.parameters())
     in_tower = sum(parameter.numel() for tower in towers for parameter in tower.parameters())
@@ -40,13 +41,24 @@ def forecast(
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     longest = rollout.max_prompt_tokens + rollout.max_new_tokens
     rows = sampling.tasks_per_step * sampling.group_size
-    width = _BYTES[policy.dtype]
     together = min(rows, rollout.max_rows)
-    cache = 2 * text.num_hidden_layers * text.num_key_value_heads * head_dim * longest * together * width
-    positions = max(config.trainer.micro_batch_tokens, longest)
-    activations = 34 * text.hidden_size * text.num_hidden_layers * positions * width // 2
-    logits = 3 * 4 * min(MAX_LOGITS_ELEMENTS, positions * text.vocab_size)
-    memory = total * width + trained * (width + 8) + max(cache, activations + logits)
+    sizes = Sizes(
+        weights=total,
+        trained=trained,
+        width=_BYTES[policy.dtype],
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        kv_width=2 * text.num_key_value_heads * head_dim,
+        vocabulary=text.vocab_size,
+        prompt=rollout.max_prompt_tokens,
+        media_tokens=min(media_tokens, rollout.max_prompt_tokens),
+        completion=rollout.max_new_tokens,
+        tasks=sampling.tasks_per_step // config.trainer.minibatches,
+        group_size=sampling.group_size,
+        rows_at_once=together,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+        tower=None if policy.freeze_tower else tower,
+    )
     return [
         ("model", f"{type(model).__name__}, {text.num_hidden_layers} layers of {text.hidden_size}"),
         ("weights", f"{total:,} ({in_tower:,} in the {tower_name})"),
@@ -55,11 +67,7 @@ def forecast(
         *media_rows,
         ("longest row", f"{longest:,} positions (prompt {rollout.max_prompt_tokens:,} + {rollout.max_new_tokens:,})"),
         ("rollouts per step", f"{rows:,} ({sampling.tasks_per_step} tasks x {sampling.group_size}), {together:,} at once"),
-        ("memory: weights", _gib(total * width)),
-        ("memory: gradients, AdamW", _gib(trained * (width + 8))),
-        ("memory: rollout cache", _gib(cache)),
-        ("memory: one micro-batch", _gib(activations + logits)),
-        ("memory: in all, about", _gib(memory)),
+        *memory_rows(sizes),
     ]
 
 
@@ -68,7 +76,3 @@ def _lora_weights(model: nn.Module, spec: LoraConfig, left_out: Sequence[nn.Modu
     layers = [module for name, module in model.named_modules() if isinstance(module, nn.Linear) and id(module) not in skipped
               and (spec.target_modules == "all-linear" or name.rpartition(".")[2] in spec.target_modules)]  # fmt: skip
     return sum(spec.rank * (layer.in_features + layer.out_features) for layer in layers)
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"

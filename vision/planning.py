@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, PreTrainedConfig
 
+from mmrl.forecast import Tower
 from mmrl.language_planning import forecast
 from vision.config import VisionRunConfig
 from vision.known_models import model_config
@@ -36,4 +37,11 @@ def plan(config: VisionRunConfig, path: str) -> list[tuple[str, str]]:
         towers=[] if tower is None else [tower],
         media_rows=media_rows,
         tower_name="vision tower",
+        media_tokens=rollout.max_pixels // factor**2,
+        tower=_tower(architecture.vision_config),
     )
+
+
+def _tower(config: PreTrainedConfig) -> Tower:
+    layers = getattr(config, "depth", None) or config.num_hidden_layers
+    return Tower(layers=layers, hidden=config.hidden_size, positions_per_token=getattr(config, "spatial_merge_size", 2) ** 2)
