@@ -35,6 +35,9 @@ MODALITY_COMMANDS = {
 BENCHMARKS = {"audio": "audio.benchmark_command:run", "vision": "vision.benchmark_command:run"}
 """What answers ``mmrl eval --benchmark`` for a modality."""
 
+BENCHMARK_CONTROLS = ("silence", "shuffled-options")
+"""Controls of benchmarks; those of held-out tasks are choices of ``evaluation.control``."""
+
 OVERRIDES_HELP = "values to change, for example trainer.num_steps=20 seed=3"
 
 
@@ -96,8 +99,9 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--benchmark-version", metavar="VERSION", help="with --benchmark mmau: original or v05.15.25")
     evaluate.add_argument("--votes", type=int, nargs="+", default=[], metavar="K",
                           help="with --benchmark (vision): also the majority of K sampled verdicts, e.g. 1 5 15")  # fmt: skip
-    evaluate.add_argument("--control", choices=["silence", "shuffled-options"],
-                          help="with --benchmark: silence instead of every clip, or options in another order")  # fmt: skip
+    evaluate.add_argument("--control", choices=["blank", "shuffle", *BENCHMARK_CONTROLS],
+                          help="measure again with blank media, or those of other tasks, and report the gap; with --benchmark: "
+                          "silence instead of every clip, or options in another order")  # fmt: skip
 
     check = add("check", check_command, "validate a config, build the run, do one rollout and one update")
     check.add_argument("--no-weights", action="store_true", help="shapes and memory only, on torch's meta device")
@@ -186,6 +190,12 @@ def train_command(arguments: argparse.Namespace) -> int:
 
 def eval_command(arguments: argparse.Namespace) -> int:
     chosen = [f"policy.path={arguments.policy}"] if arguments.policy else []
+    if arguments.control is not None and (arguments.benchmark is not None) != (arguments.control in BENCHMARK_CONTROLS):
+        raise ConfigError(
+            f"--control {arguments.control}: {' and '.join(BENCHMARK_CONTROLS)} go with --benchmark, blank and shuffle without."
+        )
+    if arguments.control is not None and arguments.benchmark is None:
+        chosen.append(f"evaluation.control={arguments.control}")
     config = load_run(arguments.config, [*arguments.overrides, *chosen])
     if arguments.benchmark is not None:
         if config.modality not in BENCHMARKS:
@@ -196,23 +206,25 @@ def eval_command(arguments: argparse.Namespace) -> int:
     import torch
 
     from mmrl.checkpoint import checkpoint_directory, verify_checkpoint
-    from mmrl.evaluation import comparison_table, evaluate
+    from mmrl.evaluation import comparison_table, control_table, evaluate
     from mmrl.rewards import resolve_terms
 
     if config.trainer.num_threads:
         torch.set_num_threads(config.trainer.num_threads)
     adapter = build_adapter(config)
+    source = adapter.task_source(config.evaluation.split)
+    terms = resolve_terms(config.rewards, adapter.reward_terms, lambda: source)
     policy = adapter.build_policy()
     if arguments.checkpoint is not None:
         checkpoint = checkpoint_directory(arguments.checkpoint)
         verify_checkpoint(checkpoint)
         adapter.load_policy(policy, checkpoint / "policy")
-    source = adapter.task_source(config.evaluation.split)
-    terms = resolve_terms(config.rewards, adapter.reward_terms)
     console = _console()
     with console.status("evaluating") if console.is_terminal else _nothing():
         result = evaluate(adapter, policy, source, terms, config.evaluation)
     console.print(comparison_table(None, result))
+    if "control" in result:
+        console.print(control_table(result))
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(result, indent=1), encoding="utf-8")
         console.print(f"result  {arguments.output}", highlight=False, soft_wrap=True)
@@ -238,8 +250,20 @@ def check_command(arguments: argparse.Namespace) -> int:
     metrics = Trainer(config, build_adapter(config)).check()
     for name, value in metrics.items():
         print(f"{name:<28} {value:.6g}")
+    if len(MODALITIES[config.modality]) > 2:  # whose policies have a forecast
+        _print_forecast(config)
     print(f"{arguments.config}: one rollout and one update went through.")
     return 0
+
+
+def _print_forecast(config: RunConfig) -> None:
+    module = importlib.import_module(MODALITIES[config.modality][1].partition(":")[0])
+    try:
+        rows = module.check_without_weights(config)
+    except ConfigError as error:  # a model whose shapes are not known here; this run has just been through it all the same
+        rows = [("memory forecast", f"none: {error}")]
+    for name, value in rows:
+        print(f"{name:<28} {value}")
 
 
 def export_command(arguments: argparse.Namespace) -> int:
