@@ -64,6 +64,11 @@ class RunConsole:
             return
         kinds = "  ".join(f"{name} {entry['mean']:.3f}" for name, entry in result["domains"].items())
         self.print(f"held-out {result['metric']} at step {step}: {overall['mean']:.3f} (n {overall['n']})  {kinds}")
+        control = result.get("control")
+        if control is not None and control["gap"]["mean"] is not None:
+            gap = control["gap"]
+            bounds = "" if gap["low"] is None else f" [{gap['low']:+.3f}, {gap['high']:+.3f}]"
+            self.print(f"with control {control['kind']}: {control['without']['mean']:.3f}  gap {gap['mean']:+.3f}{bounds}")
 
     def on_progress(self, what: str, done: int, total: int) -> None:
         if not self.console.is_terminal and time.monotonic() - self._last_note > 10 and done < total:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.report_audio import sound_svg
+from mmrl.replay_view import decision_rows, passes_note
 from mmrl.report_data import Run, finite, short
 
 MAX_SAMPLE_STEPS = 40
@@ -19,6 +20,8 @@ MAX_MEDIA_STEPS = 6
 """Sample steps whose media are in the page: the first and the newest."""
 MAX_MEDIA_BYTES = 32 * 2**20
 """Media bytes in the page, newest steps first."""
+MAX_DECISIONS = 1_000
+"""Decisions of a rollout in the page."""
 MAX_TEXT = 20_000
 """Characters kept of a prompt, a completion or a reference."""
 
@@ -89,7 +92,18 @@ def sample_steps(run: Run, shelf: Shelf) -> list[dict[str, Any]]:
             f"Media of {skipped} of {len(with_media)} sample steps are left out: the page holds those of the first and the "
             f"newest {MAX_MEDIA_STEPS - 1}. All are in samples/media/."
         )
+    detailed = [step for step in steps if any("decisions" in row for row in rows[step])]
+    for step in detailed[1 : 1 - MAX_MEDIA_STEPS]:
+        rows[step] = _without_decisions(rows[step])
+    if len(detailed) > MAX_MEDIA_STEPS:
+        run.notes.append(
+            f"Decisions of {len(detailed) - MAX_MEDIA_STEPS} of {len(detailed)} sample steps are left out; mmrl replay shows them."
+        )
     return [{"step": step, "rows": rows[step]} for step in steps]
+
+
+def _without_decisions(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "decisions"} for row in rows]
 
 
 def _sample_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -133,4 +147,19 @@ def _sample_row(row: Mapping[str, Any]) -> dict[str, Any]:
         **{key: short(finite(row.get(key))) for key in ("group", "seed", "num_decisions", "reward", "advantage")},
         "terms": {str(name): short(finite(value)) for name, value in terms.items()},
         "media": [{key: str(item.get(key, "")) for key in ("kind", "path", "caption")} for item in media],
+        **_decisions(row),
     }
+
+
+def _decisions(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What was recorded of each decision, as the page's table takes it; nothing where nothing was."""
+    try:
+        names, rows = decision_rows(row)
+    except (KeyError, TypeError, AttributeError):
+        return {}  # written by another program, or half a line
+    if not rows:
+        return {}
+    shown = [[short(value) if isinstance(value, float) else value for value in cells] for cells in rows[:MAX_DECISIONS]]
+    over = len(rows) - len(shown)
+    note = passes_note(row) + (f" {over} more decisions are in samples/." if over else "")
+    return {"decisions": {"rollout": row.get("rollout"), "names": names, "rows": shown, "note": note}}

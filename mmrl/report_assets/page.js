@@ -466,12 +466,30 @@ function rolloutTable(unsorted, shared) {
       cell("decisions", row.num_decisions === null ? null : number(row.num_decisions), row.seed === null ? null : `seed ${row.seed}`),
       element("td", { "data-label": "stop" }, row.stop_reason || "\u2013"),
       below ? null : completion(row));
-    return element("tbody", {}, numbers, below ? element("tr", {}, completion(row)) : null);
+    return element("tbody", {}, numbers, below ? element("tr", {}, completion(row)) : null,
+      row.decisions ? element("tr", {}, element("td", { colspan: columns + (below ? 0 : 1) }, decisionTable(row.decisions))) : null);
   });
   const heads = ["advantage", "reward", ...terms, "decisions"].map((name) => element("th", { class: "num" }, name));
   return element("div", { class: "wide" }, element("table", { class: `rollouts stack${below ? " below" : ""}` },
     element("thead", {}, element("tr", {}, ...heads, element("th", {}, "stop"), below ? null : element("th", {}, "completion"))),
     ...body));
+}
+
+/** Each decision of a rollout as it was recorded; drawn when it is opened, since there may be thousands. */
+function decisionTable(decisions) {
+  const { names, rows } = decisions, mask = names.indexOf("mask"), clip = names.indexOf("clip");
+  const wide = (name) => (name === "written" || name === "clip" ? null : "num");
+  const shown = (value, name) => (value === null || value === undefined ? "\u2013" : name === "written" ? JSON.stringify(value)
+    : typeof value === "number" ? number(value, 6) : value);
+  const box = element("details", { class: "decisions" }, element("summary", {}, `decisions of rollout ${decisions.rollout ?? "?"}`));
+  box.addEventListener("toggle", () => {
+    if (!box.open || box.children.length > 1) return;
+    box.append(element("p", {}, decisions.note), element("div", { class: "wide" }, element("table", {},
+      element("thead", {}, element("tr", {}, ...names.map((name) => element("th", { class: wide(name) }, name)))),
+      element("tbody", {}, ...rows.map((cells) => element("tr", { class: cells[mask] === 0 ? "out" : cells[clip] ? "clip" : null },
+        ...cells.map((value, i) => element("td", { class: wide(names[i]) }, shown(value, names[i])))))))));
+  });
+  return box;
 }
 
 function medium(item) {
