@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.report_audio import sound_svg
 from mmrl.replay_view import decision_rows, passes_note
+from mmrl.report_audio import sound_svg
 from mmrl.report_data import Run, finite, short
 
 MAX_SAMPLE_STEPS = 40
@@ -97,7 +97,8 @@ def sample_steps(run: Run, shelf: Shelf) -> list[dict[str, Any]]:
         rows[step] = _without_decisions(rows[step])
     if len(detailed) > MAX_MEDIA_STEPS:
         run.notes.append(
-            f"Decisions of {len(detailed) - MAX_MEDIA_STEPS} of {len(detailed)} sample steps are left out; mmrl replay shows them."
+            f"Decisions of {len(detailed) - MAX_MEDIA_STEPS} of {len(detailed)} sample steps are left out; mmrl replay shows "
+            "them."
         )
     return [{"step": step, "rows": rows[step]} for step in steps]
 
