@@ -6,7 +6,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -142,15 +142,18 @@ class Trainer:
             collected = self._collect()
         parity = self._check_parity(collected)
         middle = time.perf_counter()
-        passes = PassLog()
+        passes = PassLog(limit=self.config.algorithm.max_log_ratio)
         records = self.config.metrics.replay and self._samples_are_due(self.train_step + 1)
         try:
-            with passes.listening(self.updater.model) if records else nullcontext():
+            with passes.listening(self.updater.model):
                 totals = {**collected.totals, **parity, **self.updater.update(collected)}
         except NumericsError as error:
             if self._is_main:
                 self._write_samples(self.train_step + 1, collected, len(collected.batch), passes)
             raise NumericsError(f"{error}{self._dump('numerics', error)}") from error
+        if passes.num_extreme:
+            self.callbacks.on_notice(f"step {self.train_step + 1}: {passes.extreme_note(self.adapter, collected.batch)}")
+        totals["ratio/extreme"] = (passes.num_extreme, passes.num_decisions)
         metrics = processes.means(self.accelerator, totals)
         seconds = {"rollout_s": middle - start, "update_s": time.perf_counter() - middle, "step_s": time.perf_counter() - start}
         self.train_step += 1
