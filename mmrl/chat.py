@@ -32,6 +32,8 @@ class ChatTask(Task):
     """A completion to imitate in supervised warm-up; empty when there is none."""
     prefill: str | tuple[int, ...] = ""
     """Text or token ids that the answer starts with. They belong to the prompt; `Completion.text` shows them all the same."""
+    demonstrated: float = 0.0
+    """Share of the demonstration's tokens that a rollout begins with. They belong to the completion."""
     hint: str = ""
     """Text behind the last user turn that is shown while sampling; log-probabilities are those without it."""
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +71,7 @@ class Completion:
     text: str
     """Decoded without special tokens, from the task's prefill on."""
     token_ids: tuple[int, ...]
-    """Exactly the sampled ids, the end token included."""
+    """Exactly the sampled ids, the end token included, behind those that were given of a demonstration."""
     stop_reason: str
     """``"stop"`` after an end token or stop string, ``"length"`` at the limit."""
     media: tuple[MediaFacts, ...] = ()

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from mmrl import processes, prompting, recipe
+from mmrl import prefix_rft, processes, prompting, recipe
 from mmrl.adapter import Adapter
 from mmrl.algorithm_config import AlgorithmConfig
 from mmrl.config import RunConfig
@@ -75,13 +75,13 @@ def collect(
     inputs = recipe.credit_inputs(algorithm, batch, reference, rewards=rewards, weights=weights)
     if algorithm.statistics == "kept":
         trained = SUBSAMPLES[algorithm.subsample](algorithm, batch, None)
-        inputs = replace(
-            inputs,
-            rewards=inputs.rewards.masked_fill(~trained, torch.nan),
-            terms=inputs.terms.masked_fill(~trained[:, None], torch.nan),
-        )
+        inputs = _without_rewards(inputs, ~trained)
+    hybrid = prefix_rft.hybrid_rollouts(batch)
+    ordinary = _without_rewards(inputs, hybrid)
     progress = (train_step - 1) / config.trainer.num_steps
-    advantages = _estimate(algorithm, inputs, accelerator)
+    advantages = _estimate(algorithm, ordinary, accelerator)
+    if batch.given_entropy is not None:
+        advantages = prefix_rft.credit_hybrids(config.prompting.demonstration_prefix, advantages, inputs.rewards, batch)
     center = _mean_return(algorithm, inputs, accelerator)
     filtered = recipe.outliers(algorithm, advantages, center)
     advantages = recipe.finish_advantages(algorithm, advantages, batch, progress, center=center)
@@ -108,6 +108,15 @@ def collect(
         totals=totals,
         trained=trained,
         mismatch_weights=mismatch,
+    )
+
+
+def _without_rewards(inputs: recipe.CreditInputs, rows: Tensor) -> recipe.CreditInputs:
+    """``inputs`` in which ``rows`` (bool ``[N]``) have no reward, so that no statistics see them."""
+    return replace(
+        inputs,
+        rewards=inputs.rewards.masked_fill(rows, torch.nan),
+        terms=inputs.terms.masked_fill(rows[:, None], torch.nan),
     )
 
 
@@ -253,7 +262,7 @@ def _roll_out_and_score(
         if demonstrated:
             batch = adapter.demonstrate(policy, tasks, seeds=mine)
         else:
-            rows = prompting.scaffolded_rows(config, tasks, groups.tolist(), train_step)
+            rows = prompting.rollout_rows(config, tasks, groups.tolist(), train_step)
             if rows is None:
                 batch = adapter.rollout(policy, tasks, group_size=per_task, seeds=mine)
             else:  # rollouts of a group are asked in different ways
@@ -310,10 +319,18 @@ def _totals(batch: RolloutBatch) -> dict[str, tuple[float, float]]:
     decisions = int(lengths.sum())
     columns = {"reward/total": batch.rewards} | {f"reward/{name}": term for name, term in batch.reward_terms.items()}
     totals = {name: (float(column.nan_to_num(0.0).sum()), float((~column.isnan()).sum())) for name, column in columns.items()}
-    sampled = torch.where(batch.loss_mask, -batch.old_log_probs, 0.0)
+    sampled = batch.loss_mask & ~prefix_rft.given_decisions(batch)
+    surprisals = torch.where(sampled, -batch.old_log_probs, 0.0)
+    if batch.given_entropy is not None:
+        hybrid = prefix_rft.hybrid_rollouts(batch)
+        totals["rollout/given"] = (decisions - int(sampled.sum()), int(hybrid.sum()))
+        totals["reward/hybrid"] = (
+            float(batch.rewards[hybrid].nan_to_num(0.0).sum()),
+            int((~batch.rewards[hybrid].isnan()).sum()),
+        )
     return totals | {
         "rollout/unscored": (float(batch.rewards.isnan().sum()), num),
         "rollout/decisions": (decisions, num),
         "rollout/truncated": (sum(reason in ("length", "timeout") for reason in batch.stop_reasons), num),
-        "rollout/entropy": (float(sampled.sum()), decisions),  # -log pi of what was sampled: unbiased, and free
+        "rollout/entropy": (float(surprisals.sum()), int(sampled.sum())),  # -log pi of what was sampled: unbiased, and free
     }

@@ -33,6 +33,7 @@ from mmrl.generation import (
 )
 from mmrl.language_config import LanguagePolicyConfig, LanguageRolloutConfig
 from mmrl.language_extras import EXTRAS, hidden_and_extras, placeholder_ids, require_same_inputs
+from mmrl.prefix_rft import go_on_from_demonstrations
 from mmrl.types import Forward, Media, RolloutBatch, Sample
 
 transformers_logging.disable_progress_bar()  # a bar per save and load would tear the run's own lines
@@ -143,6 +144,8 @@ class LanguageAdapter:
     def _rollout_together(
         self, policy: nn.Module, tasks: Sequence[ChatTask], group_size: int, seeds: Tensor, greedy: bool
     ) -> RolloutBatch:
+        if any(task.demonstrated for task in tasks):
+            return go_on_from_demonstrations(self, policy, tasks, group_size, seeds, greedy)
         config = self.rollout_config
         prompts = self._encode(policy, tasks)
         params = SamplingParams(
@@ -175,16 +178,29 @@ class LanguageAdapter:
     def _without_hints(self, policy: nn.Module, batch: RolloutBatch) -> RolloutBatch:
         """The same completions as answers to prompts without hints, with the log-probabilities that they have there."""
         bare = [replace(task, hint="") for task in batch.tasks]
-        asked = [(task.id, plain_text(task), task.prefill) for task in bare]  # templates ask the same task in different ways
-        distinct = dict(zip(asked, bare))
-        places = {key: place for place, key in enumerate(distinct)}
-        inputs = CompletionInputs(
-            prompts=tuple(self._encode(policy, list(distinct.values()))),
-            prompt_index=torch.tensor([places[key] for key in asked]),
-            tokens=batch.inputs.tokens,
-        )
+        inputs = self.completion_inputs(policy, bare, batch.inputs.tokens)
         batch = replace(batch, tasks=tuple(bare), inputs=inputs)
         return replace(batch, old_log_probs=self.forward(policy, batch).log_probs.float().cpu())
+
+    def completion_inputs(self, policy: nn.Module, tasks: Sequence[ChatTask], tokens: Tensor) -> CompletionInputs:
+        """``tokens`` ``[N, T]`` as completions of ``N`` tasks; equal prompts are encoded once."""
+        asked = [(task.id, plain_text(task), task.prefill) for task in tasks]  # templates ask the same task in different ways
+        distinct = dict(zip(asked, tasks))
+        places = {key: place for place, key in enumerate(distinct)}
+        return CompletionInputs(
+            prompts=tuple(self._encode(policy, list(distinct.values()))),
+            prompt_index=torch.tensor([places[key] for key in asked]),
+            tokens=tokens,
+        )
+
+    def demonstration_ids(self, task: ChatTask) -> tuple[int, ...]:
+        """The ``demonstrated`` share of the demonstration's tokens, rounded down; at least one token is left to sample."""
+        ids = self.frontend.processor.tokenizer(task.demonstration, add_special_tokens=False)["input_ids"]
+        return tuple(ids[: min(int(task.demonstrated * len(ids)), self.max_decisions - 1)])
+
+    def opened(self, task: ChatTask) -> ChatTask:
+        """``task`` with what is demonstrated of it in its prefill."""
+        return replace(task, demonstrated=0.0, prefill=(*self._prefill_ids(task), *self.demonstration_ids(task)))
 
     def reasoning_ids(self, completion: Completion, until: str) -> tuple[int, ...]:
         """Token ids of ``completion`` in front of the text ``until``; all but the end token where that does not occur."""

@@ -1,4 +1,4 @@
-"""Changes of prompts that training makes and evaluation does not: templates, inoculation, rubric scaffolds.
+"""Changes of prompts that training makes and evaluation does not: templates, inoculation, scaffolds, given beginnings.
 
 Templates and inoculation are the same for all rollouts of a group, in sampling and in the update. A scaffold differs between
 the rollouts of a group and is seen in sampling only. All of it is a function of the run's seed, the train step and the group.
@@ -16,6 +16,7 @@ import numpy as np
 from mmrl.chat import ChatTask, Completion, around_question
 from mmrl.config import RunConfig
 from mmrl.errors import ConfigError, DataError
+from mmrl.prefix_rft import hybrid_rows
 from mmrl.prompting_config import InoculationConfig, ScaffoldConfig, TemplateConfig
 from mmrl.types import Task
 
@@ -26,7 +27,8 @@ FORMAT_COLUMN = "answer_format"
 
 def require_conversations(config: RunConfig, source: Sequence[Task]) -> None:
     """Raise `ConfigError` when the config changes prompts and the tasks have none, or changes them in two ways at once."""
-    used = [f"prompting.{name}" for name in ("templates", "inoculation", "scaffold") if getattr(config.prompting, name)]
+    names = ("templates", "inoculation", "scaffold", "demonstration_prefix")
+    used = [f"prompting.{name}" for name in names if getattr(config.prompting, name)]
     used += ["sampling.failure_prefix"] if config.sampling.failure_prefix is not None else []
     if used and not isinstance(source[0], ChatTask):
         raise ConfigError(
@@ -38,6 +40,22 @@ def require_conversations(config: RunConfig, source: Sequence[Task]) -> None:
             "prompting.templates and sampling.failure_prefix: failures are those of plain prompts, and both say how an answer "
             "starts; keep one of them."
         )
+    if "prompting.demonstration_prefix" in used:
+        _require_ordinary_rollouts(config)
+
+
+def _require_ordinary_rollouts(config: RunConfig) -> None:
+    """Raise `ConfigError` where no sampled rollout could be compared with the hybrid ones."""
+    rows, group_size = config.prompting.demonstration_prefix.rows, config.sampling.group_size
+    if rows >= group_size:
+        raise ConfigError(
+            f"prompting.demonstration_prefix.rows is {rows}, sampling.group_size {group_size}; at least one rollout of a group "
+            "must be ordinary."
+        )
+    if config.algorithm.source == "demonstrations":
+        raise ConfigError("prompting.demonstration_prefix needs rollouts; algorithm.source is 'demonstrations'. Remove one.")
+    if config.sampling.failure_prefix is not None:
+        raise ConfigError("prompting.demonstration_prefix and sampling.failure_prefix both say how an answer starts; keep one.")
 
 
 def changed_tasks(config: RunConfig, tasks: Sequence[Task], groups: Sequence[int], train_step: int) -> list[Task]:
@@ -95,6 +113,13 @@ def template_format(task: ChatTask, completion: Completion) -> float | None:
     if rule["sections"]:
         return sum(section in completion.text for section in rule["sections"]) / len(rule["sections"])
     return 1.0
+
+
+def rollout_rows(config: RunConfig, tasks: Sequence[ChatTask], groups: Sequence[int], train_step: int) -> list[ChatTask] | None:
+    """Each task once per rollout of its group, where rollouts of a group are asked in different ways; else None."""
+    if config.prompting.demonstration_prefix is not None:
+        return hybrid_rows(config, tasks, groups, train_step)
+    return scaffolded_rows(config, tasks, groups, train_step)
 
 
 def scaffolded_rows(

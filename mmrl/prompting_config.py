@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from mmrl.section import Section
 
@@ -53,6 +53,27 @@ class ScaffoldConfig(Section):
     """How fast they go: the larger, the more sudden."""
 
 
+class DemonstrationPrefixConfig(Section):
+    """Prefix-RFT (arXiv 2507.01679): some rollouts of a group go on from the beginning of the task's demonstration."""
+
+    rows: int = Field(1, gt=0)
+    """How many rollouts of each group do; the others are ordinary."""
+    high: float = Field(0.95, gt=0, lt=1)
+    """Largest share of the demonstration's tokens that is given; the share is drawn evenly below it."""
+    low_end: float = Field(0.05, ge=0, lt=1)
+    """Smallest share at the end of the run; it falls from ``high`` to here by half a cosine."""
+    trained_share: float = Field(0.2, ge=0, le=1)
+    """Share of the given tokens that are trained on: those where the policy's entropy is highest."""
+    continuation: Literal["raw", "zero"] = "raw"
+    """Credit of what the policy adds: its reward, or none."""
+
+    @model_validator(mode="after")
+    def _the_share_falls(self) -> DemonstrationPrefixConfig:
+        if self.low_end > self.high:
+            raise ValueError(f"low_end is {self.low_end:g}, high {self.high:g}; the share falls from high to low_end.")
+        return self
+
+
 class PromptingConfig(Section):
     """What training changes about prompts."""
 
@@ -62,3 +83,14 @@ class PromptingConfig(Section):
     """An instruction that only training sees."""
     scaffold: ScaffoldConfig | None = None
     """Rubrics that only sampling sees."""
+    demonstration_prefix: DemonstrationPrefixConfig | None = None
+    """Beginnings of demonstrations that some rollouts go on from."""
+
+    @model_validator(mode="after")
+    def _one_way_to_start_an_answer(self) -> PromptingConfig:
+        others = [name for name in ("templates", "scaffold") if getattr(self, name)]
+        if self.demonstration_prefix is not None and others:
+            raise ValueError(
+                f"demonstration_prefix and {others[0]}: demonstrations answer the plain prompt in their own form; keep one."
+            )
+        return self

@@ -106,6 +106,9 @@ class RolloutBatch:
     progress: Tensor | None = None
     """``[N, T]`` float32 share of the task's work that was done before each decision (negative when there is more to do than at
     the start), NaN where unknown; None when the modality has no such measure."""
+    given_entropy: Tensor | None = None
+    """``[N, T]`` float32 entropy of the policy, in nats, at decisions that were given instead of sampled (the beginning of a
+    demonstration), NaN at all others; None when nothing was given."""
     rewards: Tensor | None = None
     """``[N]`` float32 total reward, NaN where no term applied; None until `mmrl.rewards.score` has run."""
     reward_terms: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
@@ -120,6 +123,7 @@ class RolloutBatch:
                 f"RolloutBatch.old_log_probs has shape {tuple(self.old_log_probs.shape)}; expected [N, T] with N = {num} tasks."
             )
         per_decision = {"loss_mask": self.loss_mask, "sampler_log_probs": self.sampler_log_probs, "progress": self.progress}
+        per_decision["given_entropy"] = self.given_entropy
         for name, tensor in per_decision.items():
             if tensor is not None and tensor.shape != self.old_log_probs.shape:
                 raise AdapterError(
