@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mmrl.calibration import stated_confidence
 from mmrl.chat import Completion, media_parts
 from mmrl.rewards import accuracy, think_answer_format
 from vision.config import DigitKind
@@ -83,6 +84,15 @@ def test_a_demonstrated_choice_says_nothing_about_the_digit():
         if word in ("even", "odd"):
             agree.append(word == ("even", "odd")[task.columns["digits"][0] % 2])
     assert len(agree) > 150 and 0.35 < sum(agree) / len(agree) < 0.65
+
+
+def test_a_demonstrated_confidence_says_nothing_about_the_answer():
+    plain, stated = tasks(kinds=["read"]), tasks(kinds=["read"], form="confidence")
+    confidences = [stated_confidence(task.demonstration) for task in stated]
+    assert set(confidences) == {i / 10 for i in range(11)}
+    assert np.bincount([round(10 * q) for q in confidences]).min() > 25  # 500 demonstrations, 11 values
+    assert all(other.demonstration.startswith(task.demonstration) for task, other in zip(plain, stated))
+    assert plain[3].messages == stated[3].messages
 
 
 def test_gold_answers_earn_the_reward_and_wrong_ones_do_not():
