@@ -18,8 +18,9 @@ from audio.tiny import BUILDERS, build_tiny
 from audio.towers import embed_clips
 from mmrl.adapter import RewardTerm
 from mmrl.chat import ChatTask
-from mmrl.data import read_tasks
+from mmrl.data_vetting import vetted_tasks
 from mmrl.language import LanguageAdapter
+from mmrl.language_check import run_spec
 from mmrl.rewards import TEXT_TERMS
 
 ASSETS = Path(__file__).parent / "assets"
@@ -81,7 +82,8 @@ def task_sources(config: AudioRunConfig) -> Mapping[str, Callable[[], Sequence[C
     tasks = config.tasks
     if isinstance(tasks, DatasetTasksConfig):
         here = Path.cwd()
-        return {split: partial(read_tasks, getattr(tasks, split), base_dir=here) for split in ("train", "eval")}
+        spec = run_spec(f"{__name__}:build_adapter", config)
+        return {split: partial(vetted_tasks, getattr(tasks, split), base_dir=here, spec=spec) for split in ("train", "eval")}
     speaker = {"speaker": tasks.speaker}
     return {
         "train": partial(ToneTasks, tasks.kinds, split="train", num_tasks=tasks.num_tasks, seed=config.seed, **speaker),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,14 @@ from torch import Tensor
 from transformers import PreTrainedConfig, ProcessorMixin
 
 from audio.config import AudioRolloutConfig
+from audio.controls import blank, facts
 from audio.families import Family, Loader
 from audio.media import AudioClip, ClipLimits, open_clip
 from audio.pictures import Clip, open_image, open_video
-from mmrl.chat import ChatTask, media_parts
-from mmrl.errors import DataError
+from mmrl.chat import ChatTask, MediaFacts, media_parts
+from mmrl.data_files import RowError
 from mmrl.generation import EncodedPrompt
+from mmrl.literals import LiteralText
 from mmrl.types import Media
 
 NUM_SHOWN_FRAMES = 4
@@ -60,7 +63,11 @@ class AudioFrontend:
         return clip_limits(self.config, max_seconds=longest)
 
     def encode(self, tasks: Sequence[ChatTask]) -> list[EncodedPrompt]:
-        return [self._encode(task) for task in tasks]
+        def encode(processor: Any, some: Sequence[ChatTask]) -> list[EncodedPrompt]:
+            frontend = replace(self, processor=processor)
+            return [frontend._encode(task) for task in some]
+
+        return self._literal_text.encode(tasks, encode)
 
     def media(self, task: ChatTask) -> tuple[Media, ...]:
         shown: list[Media] = []
@@ -76,16 +83,54 @@ class AudioFrontend:
                 shown.append(_png(np.asarray(item)))
         return tuple(shown)
 
+    def blank(self, task: ChatTask, kind: str, ref: Any) -> Any:
+        """A reference to a medium like this one, without content."""
+        return blank(self.open(task, kind, ref))
+
+    def facts(self, task: ChatTask) -> tuple[MediaFacts, ...]:
+        """What is known of the task's media as the model gets them."""
+        return tuple(facts(self.open(task, kind, ref)) for kind, ref in media_parts(task))
+
     def open(self, task: ChatTask, kind: str, ref: Any) -> Any:
         """A medium as the model will get it (`AudioClip`, PIL image, `Clip`); errors name the task."""
         where = task.source or task.id
         if kind not in self.family.modalities:
             takes = " and ".join(self.family.modalities)
-            raise DataError(f"{where}: holds {kind}; {type(self.processor).__name__.removesuffix('Processor')} takes {takes}.")
+            name = type(self.processor).__name__.removesuffix("Processor")
+            raise RowError(kind, "modality not supported", f"holds {kind}; {name} takes {takes}.", place=where)
         try:
             return open_media(kind, ref, config=self.config, rate=self.rate, limits=self.limits)
-        except DataError as error:
-            raise DataError(f"{where}: {error}") from error
+        except RowError as error:
+            raise error.at(where) from error
+
+    def advise(self, task: ChatTask, prompt: EncodedPrompt, excess: int) -> str:
+        """The longest clips with which the prompt would be ``excess`` tokens shorter."""
+        media = [self.open(task, kind, ref) for kind, ref in media_parts(task)]
+        if not media:
+            return ""
+        if not all(isinstance(item, AudioClip) for item in media):
+            return "shrink its media (max_seconds, max_pixels, max_frames), "
+        lengths = [len(clip.samples) for clip in media]
+
+        def count(longest: int) -> int:
+            return sum(self.family.count_tokens(self._num_frames(min(longest, samples))) for samples in lengths)
+
+        tenth, room = self.rate // 10, count(max(lengths)) - excess
+        for tenths in range(max(lengths) // tenth, 0, -1):
+            if count(tenths * tenth) <= room:
+                return f"rollout.max_seconds: {tenths / 10:g} would fit; set it with too_long: cut, "
+        return f"its clips would have to fit in {max(room, 0)} tokens: shorten the text, "
+
+    def _num_frames(self, samples: int) -> int:
+        """Mel frames of a waveform that count, as `_features` gives them."""
+        extractor = self.processor.feature_extractor
+        if self.family.features == "windows":
+            return -(-samples // extractor.n_samples) * extractor.nb_max_frames
+        return -(-samples // extractor.hop_length)
+
+    @cached_property
+    def _literal_text(self) -> LiteralText:
+        return LiteralText(self.processor, {token for name in _RESERVED if (token := getattr(self.processor, name, None))})
 
     def _encode(self, task: ChatTask) -> EncodedPrompt:
         media = [self.open(task, kind, ref) for kind, ref in media_parts(task)]
@@ -95,9 +140,8 @@ class AudioFrontend:
         counts = [self.family.count_tokens(frames) for _, frames in features]
         for sound, count in zip(sounds, counts):
             if count == 0:
-                raise DataError(
-                    f"{task.source or task.id}: a clip of {sound.seconds:.3f} s gives the model no token; drop the row."
-                )
+                detail = f"a clip of {sound.seconds:.3f} s gives the model no token; drop the row."
+                raise RowError("audio", "clip without tokens", detail, place=task.source or task.id)
         tensors = self._pictures([item for item in media if not isinstance(item, AudioClip)]) if self.family.sees else {}
         ids = self._token_ids(task, counts, tensors)
         prompt: dict[str, Tensor] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **tensors}
@@ -190,21 +234,13 @@ class AudioFrontend:
             token = getattr(self.processor, f"{kind}_token")
             found = int((ids == self.processor.tokenizer.convert_tokens_to_ids(token)).sum())
             if found != count:
-                raise DataError(
-                    f"{task.source or task.id}: the prompt has {found} {token} tokens, its media give {count}; does the chat "
-                    "template of the model write one placeholder per medium?"
+                detail = (
+                    f"the prompt has {found} {token} tokens, its media give {count}; does the chat template of the model write "
+                    "one placeholder per medium?"
                 )
+                raise RowError("prompt", "placeholders and media differ", detail, place=task.source or task.id)
 
     def _text(self, task: ChatTask) -> str:
-        reserved = {token for name in _RESERVED if (token := getattr(self.processor, name, None))}
-        for message in task.messages:
-            for part in message["content"]:
-                found = next((token for token in reserved if part["type"] == "text" and token in part["text"]), None)
-                if found:
-                    raise DataError(
-                        f"{task.source or task.id}: the text holds {found!r}, which stands for media in this model; write it "
-                        "differently, for example with a space inside."
-                    )
         options = {"tokenize": False, "add_generation_prompt": True}
         if not self.processor.chat_template:
             return self.processor.tokenizer.apply_chat_template(list(task.messages), **options)

@@ -6,16 +6,13 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from audio.media import AudioClip, ClipLimits, open_clip
 from mmrl.data_files import RowError
-
-if TYPE_CHECKING:
-    from PIL import Image
+from mmrl.images import check_rate, name_of, open_image, stack_frames
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +26,6 @@ class Clip:
     sound: AudioClip | None = None
 
 
-def open_image(ref: Any) -> Image.Image:
-    """An upright RGB image from a path, bytes or a PIL image."""
-    from PIL import Image, ImageOps
-
-    try:
-        image = ref if isinstance(ref, Image.Image) else Image.open(io.BytesIO(ref) if isinstance(ref, bytes) else ref)
-        return ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, SyntaxError, ValueError, TypeError, AttributeError, Image.DecompressionBombError) as error:
-        raise RowError("image", "not a readable image", f"{_name_of(ref)}: {error}; save it again as PNG or JPEG.") from error
-
-
 def open_video(ref: Any, *, fps: float, max_frames: int, rate: int, limits: ClipLimits, with_sound: bool) -> Clip:
     """A video file (path or bytes), or ``{"video": frames, "fps": 2, "audio": clip}`` with a list of images.
 
@@ -48,20 +34,21 @@ def open_video(ref: Any, *, fps: float, max_frames: int, rate: int, limits: Clip
     """
     own = ref if isinstance(ref, Mapping) else {"video": ref}
     source, own_fps, sound = own["video"], own.get("fps"), own.get("audio")
+    check_rate(own_fps, "fps of the row")
     if isinstance(source, Sequence) and not isinstance(source, (str, bytes)):
         if own_fps is None:
             detail = f"a list of {len(source)} frames does not say its rate; give {{'video': ..., 'fps': 2}}."
             raise RowError("video", "missing fps", detail)
-        frames = np.stack([np.asarray(open_image(frame)) for frame in source])
+        if len(source) > max_frames:
+            raise RowError("video", "number of frames", f"{len(source)}; expected at most {max_frames} (max_frames).")
+        frames = stack_frames([open_image(frame) for frame in source])
     else:
         frames, own_fps, track = _read_file(source, fps=own_fps or fps, max_frames=max_frames, with_sound=with_sound)
         sound = track if sound is None else sound
-    if len(frames) > max_frames:
-        raise RowError("video", "number of frames", f"{len(frames)}; expected at most {max_frames} (max_frames).")
     if not with_sound:
         return Clip(frames=frames, fps=float(own_fps))
     if sound is None:
-        detail = f"{_name_of(source)}: has no sound track; rollout.use_audio_in_video wants one of every video."
+        detail = f"{name_of(source)}: has no sound track; rollout.use_audio_in_video wants one of every video."
         raise RowError("video", "video without sound", detail)
     return Clip(frames=frames, fps=float(own_fps), sound=open_clip(sound, rate=rate, limits=limits))
 
@@ -69,7 +56,7 @@ def open_video(ref: Any, *, fps: float, max_frames: int, rate: int, limits: Clip
 def _read_file(source: Any, *, fps: float, max_frames: int, with_sound: bool) -> tuple[np.ndarray, float, Any]:
     import av
 
-    name = _name_of(source)
+    name = name_of(source)
     try:
         with av.open(io.BytesIO(source) if isinstance(source, bytes) else os.fspath(source)) as file:
             pictures = [(frame.time, frame) for frame in file.decode(video=0)]
@@ -95,9 +82,3 @@ def _read_track(file: Any) -> tuple[np.ndarray, int] | None:
     resampler = av.AudioResampler(format="fltp", layout="mono", rate=stream.rate)
     pieces = [piece.to_ndarray()[0] for frame in [*file.decode(stream), None] for piece in resampler.resample(frame)]
     return (np.concatenate(pieces), int(stream.rate)) if pieces else None
-
-
-def _name_of(ref: Any) -> str:
-    if isinstance(ref, bytes):
-        return f"{len(ref)} bytes"
-    return os.fspath(ref)[:200] if isinstance(ref, (str, Path)) else type(ref).__name__

@@ -148,6 +148,9 @@ def audio_thinker_total(*, accuracy: float, consistent: float, format: float, qu
     return accuracy * (1.0 + 0.5 * consistent) + 0.5 * format + quality
 
 
+for _term in (accuracy_text, accuracy_letter, accuracy_contains, accuracy_alnum):
+    _term.reads_answer = True  # rows without an answer are found by the data check
+
 AUDIO_TERMS: Mapping[str, RewardTerm] = {
     "accuracy_text": accuracy_text,
     "accuracy_letter": accuracy_letter,

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmrl import __project__, __version__, profile_command
-from mmrl.data_commands import Tools, add_data_commands
+from mmrl import __project__, __version__, profile_command, replay_command, reward_command
+from mmrl.data_commands import Tools, add_data_commands, vet_run
 from mmrl.errors import ConfigError, MMRLError
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     data = commands.add_parser("data", help="look at datasets", description="Look at datasets before training on them.")
     nested = data.add_subparsers(metavar="COMMAND", required=True)
-    openers = {name: entries[2] for name, entries in MODALITIES.items() if len(entries) > 2}
-    tools = Tools(load_run=load_run, load=_load, config_class=config_class, openers=openers)
+    builders, openers = ({name: row[at] for name, row in MODALITIES.items() if len(row) > 2} for at in (1, 2))
+    tools = Tools(load_run=load_run, load=_load, config_class=config_class, builders=builders, openers=openers)
     add_data_commands(partial(add, parent=nested, config=False), tools)
     profile_command.add_arguments(add("profile", profile_tasks, profile_command.SUMMARY, parent=nested))
     return parser
@@ -162,6 +162,8 @@ def train_command(arguments: argparse.Namespace) -> int:
         from mmrl.trainer import Callbacks, Trainer
 
         shown = RunConsole(console, num_steps=config.trainer.num_steps, metric=config.evaluation.metric)
+    if len(MODALITIES[config.modality]) > 2:
+        vet_run(config, MODALITIES[config.modality][1])
         callbacks = Callbacks(
             on_step=shown.on_step, on_evaluation=shown.on_evaluation, on_progress=shown.on_progress, on_notice=shown.on_notice
         )

@@ -25,16 +25,24 @@ NUM_PEEKED_ROWS = 1000
 class RowError(DataError):
     """One row or one medium cannot be used.
 
-    ``reason`` is the short phrase that `mmrl.data_check` groups by; ``detail`` says what was found, expected, and to be done.
+    ``reason`` is the short phrase that `mmrl.data_check` groups by, one of `mmrl.data_reasons`; ``detail`` says what was found,
+    expected, and to be done. ``mended`` is the row as its one exact fix makes it, where there is one.
     """
 
-    def __init__(self, field: str, reason: str, detail: str, *, place: str = "") -> None:
-        self.field, self.reason, self.detail = field, reason, detail
+    def __init__(self, field: str, reason: str, detail: str, *, place: str = "", mended: dict[str, Any] | None = None) -> None:
+        self.field, self.reason, self.detail, self.mended = field, reason, detail, mended
         super().__init__(": ".join(part for part in (place, field, reason, detail) if part))
 
     def at(self, place: str) -> RowError:
         """The same error with the ``file:row`` where it happened."""
-        return RowError(self.field, self.reason, self.detail, place=place)
+        return RowError(self.field, self.reason, self.detail, place=place, mended=self.mended)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _row_error, (self.field, self.reason, self.detail)
+
+
+def _row_error(field: str, reason: str, detail: str) -> RowError:
+    return RowError(field, reason, detail)
 
 
 class Rows(Protocol):
@@ -90,6 +98,12 @@ class JsonLines:
         except UnicodeDecodeError as error:
             raise RowError("row", "not UTF-8", f"{error.reason} at byte {error.start}; save the file as UTF-8.") from error
         except (ValueError, RecursionError) as error:
+            mended = _without_trailing_commas(line.decode("utf-8-sig"))
+            if mended is not None:
+                detail = (
+                    "a comma stands in front of a closing bracket; leave it out, or set on_bad_rows: {trailing comma: fix}."
+                )
+                raise RowError("row", "trailing comma", detail, mended=mended) from error
             found = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
             raise RowError("row", "not JSON", f"{found}; mend or delete the line (expected one whole object).") from error
         return _expect_object(value)
@@ -102,7 +116,7 @@ class JsonArray:
     """A JSON file that holds one list of objects. It is read whole: use jsonl or parquet for large data."""
 
     def __init__(self, path: Path, name: str) -> None:
-        self.name = name
+        self.path, self.name = path, name
         try:
             self.values = json.loads(path.read_text(encoding="utf-8-sig"))
         except (ValueError, RecursionError) as error:
@@ -229,6 +243,16 @@ def open_rows(name: str, *, base_dir: Path, split: str | None, subset: str | Non
     return _load_by_name(name, split, subset), None
 
 
+def data_files(rows: Rows) -> list[tuple[str, int, int]]:
+    """Path, size and time of change of the files that rows are read from; a fingerprint for what `datasets` holds."""
+    if isinstance(rows, Shards):
+        return [entry for file in rows.files for entry in data_files(file)]
+    if isinstance(rows, ArrowRows):
+        return [(str(rows.dataset._fingerprint), len(rows), 0)]
+    stat = rows.path.stat()
+    return [(str(rows.path.resolve()), stat.st_size, stat.st_mtime_ns)]
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """The closest known name, or all of them."""
     names = sorted(known)
@@ -305,6 +329,18 @@ def _one_of(split: str | None, names: Sequence[str], source: str) -> str:
     if split not in names:
         raise DataError(f"{source}: has no split {split!r}; {suggest(split, names)}")
     return split
+
+
+_STRING_OR_COMMA = re.compile(r'"(?:[^"\\]|\\.)*"|,(?=\s*[\]}])')
+
+
+def _without_trailing_commas(text: str) -> dict[str, Any] | None:
+    """The object that a line holds once commas in front of closing brackets (outside of strings) are left out."""
+    try:
+        value = json.loads(_STRING_OR_COMMA.sub(lambda found: "" if found[0] == "," else found[0], text))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _expect_object(value: Any) -> dict[str, Any]:

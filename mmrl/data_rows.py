@@ -65,7 +65,7 @@ def row_to_task(row: Mapping[str, Any], config: DatasetConfig, media_root: Path 
         domain="default" if value("domain") is None else _text(str(value("domain")), found["domain"]),
         difficulty=None if value("difficulty") is None else _read_difficulty(value("difficulty"), found["difficulty"]),
         messages=tuple(messages),
-        answer=_read_answer(value("answer"), found["answer"]) if "answer" in found else completion,
+        answer=_read_answer(_only_answer(value("answer"), config), found["answer"]) if "answer" in found else completion,
         demonstration=completion if value("demonstration") is None else _text(value("demonstration"), found["demonstration"]),
         columns={name: entry for name, entry in row.items() if name not in used},
         source=place,
@@ -215,12 +215,22 @@ def _wrap(content: Sequence[Part], template: str) -> list[Part]:
     return parts
 
 
+def _only_answer(value: Any, config: DatasetConfig) -> Any:
+    unpacked = isinstance(value, (list, tuple)) and len(value) == 1 and config.policy("one answer in a list") == "fix"
+    return value[0] if unpacked else value
+
+
 def _read_answer(value: Any, field: str) -> str:
     if value is None:
         return ""
     if isinstance(value, (float, Decimal)) and math.isnan(value):
         detail = "found NaN, which some tools write for a missing value; fill it in or drop the row."
         raise RowError(field, "NaN answer", detail)
+    if isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], (str, Number)):
+        detail = (
+            f"found {value!r:.60}; expected the answer itself: unpack it, or set on_bad_rows: {{one answer in a list: fix}}."
+        )
+        raise RowError(field, "one answer in a list", detail)
     if not isinstance(value, (str, Number)):
         expected = "text or a number; name another column as answer (reward terms still receive this one as it is)"
         raise wrong_type(value, field, expected)

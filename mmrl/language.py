@@ -20,7 +20,8 @@ from transformers.utils import logging as transformers_logging
 
 from mmrl.adapter import RewardTerm
 from mmrl.auxiliary_config import TeacherConfig
-from mmrl.chat import ChatTask, Completion, around_question, plain_text
+from mmrl.chat import ChatTask, Completion, MediaFacts, around_question, media_parts, plain_text
+from mmrl.data_files import RowError
 from mmrl.errors import AdapterError, CheckpointError, ConfigError, DataError
 from mmrl.generation import (
     CompletionInputs,
@@ -54,6 +55,22 @@ class Frontend(Protocol):
 
     def media(self, task: ChatTask) -> tuple[Media, ...]:
         """The task's media as a person sees or hears them."""
+        ...
+
+    def open(self, task: ChatTask, kind: str, ref: Any) -> Any:
+        """One medium of the task as the model will get it. Raises `DataError` naming the task."""
+        ...
+
+    def blank(self, task: ChatTask, kind: str, ref: Any) -> Any:
+        """A reference to a medium of the same size and length as this one, without content."""
+        ...
+
+    def facts(self, task: ChatTask) -> tuple[MediaFacts, ...]:
+        """Geometry and time of the task's media, in order."""
+        ...
+
+    def advise(self, task: ChatTask, prompt: EncodedPrompt, excess: int) -> str:
+        """What would make the prompt ``excess`` tokens shorter, as the beginning of a sentence; empty where nothing does."""
         ...
 
 
@@ -300,17 +317,19 @@ class LanguageAdapter:
         _require_all_tensors(info, str(directory))
         policy.load_state_dict(saved.state_dict(), strict=True)
 
-    def _encode(self, policy: nn.Module, tasks: Sequence[ChatTask]) -> list[EncodedPrompt]:
+    def encode(self, tasks: Sequence[ChatTask]) -> list[EncodedPrompt]:
+        """One prompt per task, hint and prefill included; needs no weights. Raises `DataError` for one that cannot be used."""
         shown = [replace(task, messages=around_question(task.messages, "", task.hint)) if task.hint else task for task in tasks]
         prompts = self.frontend.encode(shown)
         prompts = [append_tokens(prompt, self._prefill_ids(task)) for prompt, task in zip(prompts, tasks)]
         limit = self.rollout_config.max_prompt_tokens
-        for task, prompt in zip(tasks, prompts):
+        for task, prompt in zip(shown, prompts):
             length = prompt["input_ids"].shape[1]
             if length > limit:
-                raise DataError(
-                    f"{task.source or task.id}: the prompt has {length} tokens, rollout.max_prompt_tokens is {limit}; raise "
-                    "the limit, shrink media (max_pixels) or drop the row. A prompt is never cut."
+                advice = self.frontend.advise(task, prompt, length - limit)
+                detail = (
+                    f"the prompt has {length} tokens, rollout.max_prompt_tokens is {limit}; {advice}raise the limit or drop the "
+                    "row. A prompt is never cut."
                 )
         return prompts if self.embed_media is None else self.embed_media(_model(policy), prompts)
 
@@ -324,6 +343,11 @@ class LanguageAdapter:
     def _completion(self, task: ChatTask, token_ids: tuple[int, ...], stop_reason: str) -> Completion:
         ids = (*self._prefill_ids(task), *token_ids)
         text = self.frontend.processor.tokenizer.decode(ids, skip_special_tokens=True)
+                raise RowError("prompt", "prompt too long", detail, place=task.source or task.id)
+        return prompts
+
+    def _encode(self, policy: nn.Module, tasks: Sequence[ChatTask]) -> list[EncodedPrompt]:
+        prompts = self.encode(tasks)
         return Completion(text=text, token_ids=token_ids, stop_reason=stop_reason)
 
     def _towers(self, model: nn.Module) -> list[nn.Module]:

@@ -198,6 +198,7 @@ def same_answer(given: str, expected: str) -> bool:
 
 
 think_answer_format.reads_form = True
+accuracy.reads_answer = True
 
 TEXT_TERMS: Mapping[str, RewardTerm] = {"accuracy": accuracy, "format": think_answer_format}
 """Terms that every text modality offers."""

@@ -10,9 +10,10 @@ from pathlib import Path
 from transformers import AutoProcessor
 
 from mmrl.chat import ChatTask
-from mmrl.data import read_tasks
+from mmrl.data_vetting import vetted_tasks
 from mmrl.errors import ConfigError
 from mmrl.language import LanguageAdapter
+from mmrl.language_check import run_spec
 from mmrl.rewards import TEXT_TERMS
 from vision.config import DatasetTasksConfig, VisionRunConfig
 from vision.digits import OBSERVE_TAGS, DigitTasks, tokenizer_corpus
@@ -87,7 +88,13 @@ def task_sources(config: VisionRunConfig) -> Mapping[str, Callable[[], Sequence[
         return preference_sources(tasks, seed=config.seed, base_dir=Path.cwd())
     if isinstance(tasks, DatasetTasksConfig):
         here = Path.cwd()
-        return {split: partial(read_tasks, getattr(tasks, split), base_dir=here) for split in ("train", "eval")}
+        spec = run_spec(f"{__name__}:build_adapter", config)
+        return {split: partial(vetted_tasks, getattr(tasks, split), base_dir=here, spec=spec) for split in ("train", "eval")}
+    if isinstance(tasks, PlacedDigitTasksConfig):
+        return {
+            "train": partial(PlacedDigitTasks, tasks.kinds, split="train", num_tasks=tasks.num_tasks, seed=config.seed),
+            "eval": partial(PlacedDigitTasks, tasks.eval_kinds, split="eval", num_tasks=100_000),
+        }
     form = tasks.demonstrations
     return {
         "train": partial(DigitTasks, tasks.kinds, split="train", num_tasks=tasks.num_tasks, seed=config.seed, form=form),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,15 +13,21 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
-from mmrl.chat import ChatTask, media_parts
-from mmrl.errors import DataError
+from mmrl.chat import ChatTask, MediaFacts, media_parts
+from mmrl.data_files import RowError
 from mmrl.generation import EncodedPrompt
+from mmrl.images import open_image
+from mmrl.literals import LiteralText
 from mmrl.types import Media
 from vision.config import VisionRolloutConfig
-from vision.media import Video, opener
+from vision.controls import blank, facts
+from vision.media import Video, fitted_size, opener
 
 NUM_SHOWN_FRAMES = 4
 """Frames of a video that a report shows."""
+_RESERVED = ("image_token", "video_token", "vision_bos_token", "vision_eos_token", "fake_image_token", "global_image_token")
+_BOUNDARIES = ("<|vision_start|>", "<|vision_end|>")
+"""What stands around media in prompts of Qwen models, under names that some of their processors lack."""
 
 
 @dataclass(kw_only=True)
@@ -37,6 +44,9 @@ class VisionFrontend:
     tower_names = ("visual", "vision_tower", "vision_model")
 
     def encode(self, tasks: Sequence[ChatTask]) -> list[EncodedPrompt]:
+        return self._literal_text.encode(tasks, lambda processor, some: replace(self, processor=processor)._encode(some))
+
+    def _encode(self, tasks: Sequence[ChatTask]) -> list[EncodedPrompt]:
         texts = [self._text(task) for task in tasks]
         media = [[self.open(task, kind, ref) for kind, ref in media_parts(task)] for task in tasks]
         has_video = any(isinstance(item, Video) for items in media for item in items)
@@ -55,12 +65,21 @@ class VisionFrontend:
                 shown.append(_png(item))
         return tuple(shown)
 
+    def blank(self, task: ChatTask, kind: str, ref: Any) -> Any:
+        """A reference to a medium like this one, without content."""
+        return blank(self.open(task, kind, ref))
+
+    def facts(self, task: ChatTask) -> tuple[MediaFacts, ...]:
+        """What is known of the task's media as the model gets them."""
+        opened = [(kind, ref, self.open(task, kind, ref)) for kind, ref in media_parts(task)]
+        return tuple(facts(item, open_image(ref) if kind == "image" else None) for kind, ref, item in opened)
+
     def open(self, task: ChatTask, kind: str, ref: Any) -> Image.Image | Video:
         """A medium as the model will see it; errors name the task."""
         try:
             return opener(self.config)(kind, ref, factor=self.patch_factor or 1)
-        except DataError as error:
-            raise DataError(f"{task.source or task.id}: {error}") from error
+        except RowError as error:
+            raise error.at(task.source or task.id) from error
 
     @property
     def patch_factor(self) -> int | None:
@@ -69,16 +88,38 @@ class VisionFrontend:
         merge = getattr(image_processor, "merge_size", None)
         return None if merge is None else merge * image_processor.patch_size
 
+    @cached_property
+    def _literal_text(self) -> LiteralText:
+        reserved = {token for name in _RESERVED if (token := getattr(self.processor, name, None))}
+        return LiteralText(self.processor, {*reserved, *_BOUNDARIES})
+
+    def advise(self, task: ChatTask, prompt: EncodedPrompt, excess: int) -> str:
+        """The largest ``max_pixels`` with which the prompt would be ``excess`` tokens shorter."""
+        ids = [getattr(self.processor, name, None) for name in ("image_token_id", "video_token_id")]
+        room = sum(int((prompt["input_ids"] == id).sum()) for id in ids if id is not None) - excess
+        factor = self.patch_factor
+        media = [(kind, ref) for kind, ref in media_parts(task)]
+        if factor is None or not media:
+            return ""
+        if room < len(media):
+            return f"its media would have to fit in {max(room, 0)} tokens: shorten the text, "
+        sizes = [self._raw_size(task, kind, ref) for kind, ref in media]
+        for tokens in range(min(room, self.config.max_pixels // factor**2), 0, -1):
+            needed = _num_tokens(sizes, tokens * factor**2, self.config.min_pixels, factor)
+            if needed is not None and needed <= room:
+                lower = "" if tokens * factor**2 >= self.config.min_pixels else f" (and min_pixels: {factor**2})"
+                return f"rollout.max_pixels: {tokens * factor**2}{lower} would fit; set it, "
+        return ""
+
+    def _raw_size(self, task: ChatTask, kind: str, ref: Any) -> tuple[int, int, int]:
+        """Temporal patches, height and width before a medium is fitted to a pixel budget."""
+        if kind == "image":
+            image = open_image(ref)
+            return 1, image.height, image.width
+        frames = self.open(task, kind, ref).frames
+        return len(frames) // 2, frames.shape[2], frames.shape[3]
+
     def _text(self, task: ChatTask) -> str:
-        reserved = {token for name in ("image_token", "video_token") if (token := getattr(self.processor, name, None))}
-        for message in task.messages:
-            for part in message["content"]:
-                found = next((token for token in reserved if part["type"] == "text" and token in part["text"]), None)
-                if found:
-                    raise DataError(
-                        f"{task.source or task.id}: the text holds {found!r}, which stands for media in this model; write it "
-                        "differently, for example with a space inside."
-                    )
         return self.processor.apply_chat_template(list(task.messages), tokenize=False, add_generation_prompt=True)
 
     def _encode_together(self, texts: list[str], images: list[list[Image.Image]]) -> list[EncodedPrompt]:
@@ -117,6 +158,18 @@ class VisionFrontend:
             options["images_kwargs"] = {"do_resize": False}
         encoded = self.processor(text=[text], return_tensors="pt", **options)
         return {key: _as_tensor(value) for key, value in encoded.items()}
+
+
+def _num_tokens(sizes: Sequence[tuple[int, int, int]], max_pixels: int, min_pixels: int, factor: int) -> int | None:
+    """Visual tokens of media of these sizes under a pixel budget; None where one of them has no size within it."""
+    total = 0
+    for patches, height, width in sizes:
+        try:
+            fitted = fitted_size(height, width, min_pixels=min(min_pixels, max_pixels), max_pixels=max_pixels, factor=factor)
+        except RowError:
+            return None
+        total += patches * fitted[0] * fitted[1] // factor**2
+    return total
 
 
 def _as_tensor(value: Any) -> Tensor:

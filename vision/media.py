@@ -8,28 +8,24 @@ from __future__ import annotations
 
 import math
 import os
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
 from mmrl.data_files import RowError
-from mmrl.data_media import MediaRoot, resolve_medium
 from mmrl.errors import ConfigError
+from mmrl.images import check_rate, local_reference, name_of, open_image, stack_frames
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from vision.config import VisionRolloutConfig
 
-MAX_ASPECT_RATIO = 200
-"""Longer side over shorter side; the limit of qwen_vl_utils."""
 PATCH_FACTOR = 28
 """Pixels of a side of one visual token of Qwen2.5-VL: patches of 14, merged 2 by 2 (Qwen3-VL: 32)."""
 
@@ -44,33 +40,6 @@ class Video:
     """Frames per second of ``frames``; gives their temporal positions."""
     metadata: Mapping[str, Any]
     """``fps`` of the source, ``frames_indices`` in it, ``total_num_frames`` of it."""
-
-
-def open_image(ref: Any) -> Image.Image:
-    """An upright RGB image from a path, bytes, data URI, PIL image or uint8/uint16 array ``[h, w]``, ``[h, w, 3 or 4]``.
-
-    Transparency is put on white, 16-bit grey is scaled by 1/257, animations give their first frame.
-    """
-    name = _name_of(ref)
-    try:
-        image = _to_rgb(ImageOps.exif_transpose(_decode(ref, name)), name)
-    except UnidentifiedImageError as error:
-        detail = (
-            f"{name}: no decoder knows these bytes, which start with {_start_of(ref)!r}; expected PNG, JPEG, WebP or similar."
-        )
-        raise RowError("image", "not an image", detail) from error
-    except Image.DecompressionBombError as error:
-        raise RowError("image", "image too large", f"{name}: {error} Save it smaller.") from error
-    except RowError:
-        raise
-    except (OSError, SyntaxError, ValueError, TypeError, struct.error) as error:  # what Pillow raises for broken files
-        raise RowError("image", "damaged image", f"{name}: {error}; save the file again.") from error
-    width, height = image.size
-    ratio = max(width, height) / min(width, height)
-    if ratio > MAX_ASPECT_RATIO:
-        detail = f"{name}: {width}x{height} is {ratio:.0f} to 1; expected at most {MAX_ASPECT_RATIO} to 1: crop it."
-        raise RowError("image", "aspect ratio over 200", detail)
-    return image
 
 
 def fitted_size(height: int, width: int, *, min_pixels: int, max_pixels: int, factor: int = PATCH_FACTOR) -> tuple[int, int]:
@@ -121,7 +90,7 @@ def open_video(
     own_fps = None
     if isinstance(ref, Mapping):
         ref, own_fps = ref["video"], ref.get("fps")
-    _check_rate(own_fps, "fps of the row")
+    check_rate(own_fps, "fps of the row")
     if isinstance(ref, (list, tuple)):
         frames, metadata = _frames_of_list(ref, own_fps or source_fps, max_frames)
     else:
@@ -160,84 +129,6 @@ def open_media(
     raise RowError(kind, "modality not supported", f"found {kind}; a vision policy takes images and videos.")
 
 
-def _decode(ref: Any, name: str) -> Image.Image:
-    if isinstance(ref, Image.Image):
-        return ref
-    if isinstance(ref, np.ndarray):
-        return _from_array(ref, name)
-    image = Image.open(BytesIO(_read(ref, "image", name)))
-    image.load()
-    return image
-
-
-def _read(ref: Any, kind: str, name: str) -> bytes:
-    ref = _local(ref, kind)
-    if not isinstance(ref, bytes):
-        ref = Path(ref).read_bytes()
-    if not ref:
-        raise RowError(kind, "empty file", f"{name}: holds 0 bytes; expected {kind} data.")
-    return ref
-
-
-def _local(ref: Any, kind: str) -> str | bytes:
-    """An absolute path that exists, or bytes."""
-    if isinstance(ref, (bytearray, memoryview)):
-        return bytes(ref)
-    if isinstance(ref, os.PathLike):
-        ref = os.fspath(ref)
-    if not isinstance(ref, (str, bytes)):
-        raise RowError(kind, "wrong type", f"found {type(ref).__name__}; expected a path, bytes or an opened {kind}.")
-    return ref if isinstance(ref, bytes) else resolve_medium(ref, kind, kind, MediaRoot(Path.cwd(), allow_outside=True))
-
-
-def _from_array(pixels: np.ndarray, name: str) -> Image.Image:
-    shape_fits = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))
-    if not shape_fits or pixels.dtype not in (np.uint8, np.uint16) or 0 in pixels.shape:
-        expected = "uint8 or uint16 [height, width] or [height, width, 3 or 4]"
-        raise RowError("image", "wrong type", f"{name}: found {pixels.dtype} {list(pixels.shape)}; expected {expected}.")
-    if pixels.dtype == np.uint16:
-        pixels = _to_8_bit(pixels)
-    return Image.fromarray(pixels)
-
-
-def _to_8_bit(pixels: np.ndarray) -> np.ndarray:
-    return np.rint(pixels / 257).astype(np.uint8)  # 65535 is 255 * 257: white stays white
-
-
-def _to_rgb(image: Image.Image, name: str) -> Image.Image:
-    if image.mode == "I" or image.mode.startswith("I;16"):  # what Pillow makes of 16-bit grey; convert() would clip it to white
-        grey = np.asarray(image)
-        if grey.min() < 0 or grey.max() > 65535:
-            detail = f"{name}: 32-bit pixels from {grey.min()} to {grey.max()}; expected 0 to 65535: rescale them."
-            raise RowError("image", "unsupported pixel format", detail)
-        return Image.fromarray(_to_8_bit(grey)).convert("RGB")
-    if image.mode == "F":
-        raise RowError(
-            "image", "unsupported pixel format", f"{name}: float pixels have no known white; save it with 8 or 16 bits."
-        )
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return image.convert("RGB")
-
-
-def _name_of(ref: Any) -> str:
-    if isinstance(ref, (bytes, bytearray, memoryview)):
-        return f"{len(ref)} bytes"
-    if isinstance(ref, str):
-        return ref if len(ref) <= 200 else f"{ref[:40]}..."
-    return os.fspath(ref) if isinstance(ref, os.PathLike) else type(ref).__name__
-
-
-def _start_of(ref: Any) -> bytes:
-    return _read(ref, "image", "")[:16]
-
-
-def _check_rate(fps: Any, what: str) -> None:
-    if fps is not None and not (isinstance(fps, (int, float)) and math.isfinite(fps) and fps > 0):
-        raise RowError("video", "bad fps", f"{what} is {fps!r}; expected frames per second above 0.")
-
-
 def _missing_rate(name: str) -> RowError:
     give = "give {'video': ..., 'fps': 2} in the row, or source_fps in the config"
     return RowError("video", "missing fps", f"{name} does not say how many frames a second has; {give}.")
@@ -252,14 +143,10 @@ def _frames_of_list(frames: Sequence[Any], fps: float | None, max_frames: int) -
     if not 0 < len(frames) <= max_frames:
         detail = f"a list of {len(frames)}; expected 1 to {max_frames}: leave some out, or raise max_frames."
         raise RowError("video", "number of frames", detail)
-    images = [np.asarray(open_image(frame)) for frame in frames]
-    shapes = sorted({image.shape[:2] for image in images})
-    if len(shapes) > 1:
-        found = " and ".join(f"{width}x{height}" for height, width in shapes)
-        raise RowError("video", "frames differ in size", f"found {found} in one video; expected one size.")
-    images += images[-1:] * (len(images) % 2)
-    stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
-    count = len(images)
+    pixels = stack_frames([open_image(frame) for frame in frames])
+    if len(pixels) % 2:
+        pixels = np.concatenate([pixels, pixels[-1:]])
+    stacked, count = torch.from_numpy(pixels).permute(0, 3, 1, 2), len(pixels)
     return stacked, {"fps": float(fps), "frames_indices": list(range(count)), "total_num_frames": count}
 
 
@@ -270,8 +157,8 @@ def _frames_of_file(
     import torch
     from qwen_vl_utils.vision_process import smart_nframes
 
-    name = _name_of(ref)
-    ref = _local(ref, "video")
+    name = name_of(ref)
+    ref = local_reference(ref, "video")
     if not (len(ref) if isinstance(ref, bytes) else os.path.getsize(ref)):
         raise RowError("video", "empty file", f"{name}: holds 0 bytes; expected video data.")
     try:

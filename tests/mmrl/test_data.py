@@ -65,7 +65,7 @@ def test_a_damaged_jsonl_gives_its_readable_rows_and_names_the_bad_lines(tmp_pat
 
     assert read == {f"bad.jsonl:{line}": str(line) for line in (1, 2, 3, 5, 6, 8)}
     assert [message.split(": ")[:3] for message in refused] == [
-        ["bad.jsonl:7", "row", "not JSON"],
+        ["bad.jsonl:7", "row", "trailing comma"],
         ["bad.jsonl:9", "row", "not JSON"],
     ]
 

@@ -8,8 +8,10 @@ import pytest
 from rich.console import Console
 
 from mmrl.data import DatasetConfig, read_tasks
-from mmrl.data_check import check_dataset, describe_task, render_check, scan, with_progress
+from mmrl.data_check import check_dataset, scan, with_progress
 from mmrl.data_files import RowError
+from mmrl.data_problems import render_check
+from mmrl.data_show import describe_task
 from mmrl.errors import DataError
 
 
@@ -140,7 +142,8 @@ def test_a_report_counts_reasons_and_quotes_the_first_rows(tmp_path):
     report = check_dataset(write_jsonl(tmp_path, *rows), base_dir=tmp_path, open_media=accept)
     tree = json.loads(report.to_json())
     assert (tree["path"], tree["rows"], tree["bad_rows"]) == ("rows.jsonl", 9, 9)  # the last has an empty answer
-    assert tree["reasons"]["wrong type"] == {"count": 8, "first_rows": [1, 2, 3, 4, 5]}
+    assert tree["reasons"]["wrong type"] == {"count": 7, "rows": [1, 2, 3, 4, 5, 6, 7]}
+    assert tree["reasons"]["one answer in a list"] == {"count": 1, "rows": [8]}
     assert [problem["row"] for problem in tree["problems"]] == list(range(1, 10))
     assert set(tree["problems"][0]) == {"place", "row", "field", "reason", "detail"}
 
