@@ -90,11 +90,6 @@ def task_sources(config: VisionRunConfig) -> Mapping[str, Callable[[], Sequence[
         here = Path.cwd()
         spec = run_spec(f"{__name__}:build_adapter", config)
         return {split: partial(vetted_tasks, getattr(tasks, split), base_dir=here, spec=spec) for split in ("train", "eval")}
-    if isinstance(tasks, PlacedDigitTasksConfig):
-        return {
-            "train": partial(PlacedDigitTasks, tasks.kinds, split="train", num_tasks=tasks.num_tasks, seed=config.seed),
-            "eval": partial(PlacedDigitTasks, tasks.eval_kinds, split="eval", num_tasks=100_000),
-        }
     form = tasks.demonstrations
     return {
         "train": partial(DigitTasks, tasks.kinds, split="train", num_tasks=tasks.num_tasks, seed=config.seed, form=form),
