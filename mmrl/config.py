@@ -82,6 +82,8 @@ class EvaluationConfig(Section):
     """Reward term that is reported; must be among the run's rewards."""
     batch_size: int = Field(64, gt=0)
     """Tasks attempted at once; the result does not depend on it."""
+    num_illustrated: int = Field(0, ge=0)
+    """Held-out tasks of each evaluation that join the samples with pictures of what the policy attends to."""
     control: Literal["none", "blank", "shuffle"] = "none"
     """Also measure with blanked media, or with those of other tasks, and report the gap: does the policy use its media?"""
 

@@ -94,6 +94,9 @@ class LanguageAdapter:
     embed_media: Callable[[nn.Module, Sequence[EncodedPrompt]], list[EncodedPrompt]] | None = None
     """Replaces media of prompts by their embeddings, where a frozen tower makes these constant; None runs the tower again."""
 
+    illustrate: Callable[[nn.Module, Sequence[ChatTask]], tuple[RolloutBatch, list[Sample]]] | None = None
+    """Greedy rollouts with pictures of what the policy attends to (`mmrl.illustrations`), where a modality can draw them."""
+
     extras = EXTRAS
     """What `forward` gives beside log-probabilities and entropy."""
 

@@ -22,6 +22,7 @@ from mmrl.collection import Collected, collect
 from mmrl.config import RunConfig, _flatten, differences, validate
 from mmrl.errors import CheckpointError, ConfigError, NumericsError, ParityError, RewardError
 from mmrl.evaluation import check_metric, evaluate
+from mmrl.illustrations import illustrate
 from mmrl.parity import compare
 from mmrl.pools import build_sampler
 from mmrl.prompting import require_conversations
@@ -242,6 +243,11 @@ class Trainer:
             )
         if self._is_main:
             self.run_dir.write_evaluation(self.train_step, result)
+            if count := self.config.evaluation.num_illustrated:
+                source = self.adapter.task_source(self.config.evaluation.split)
+                tasks = [source[index] for index in range(min(count, len(source)))]
+                with self.accelerator.autocast():
+                    illustrate(self.run_dir.path, self.train_step, self.adapter, self.policy, tasks)
         self.evaluated = {"train_step": self.train_step, "mean": result["overall"]["mean"]}
         if self._saved_step == self.train_step:  # a signal put this evaluation off until the run was resumed
             self._note_best()

@@ -15,14 +15,17 @@ from mmrl.errors import ConfigError
 from mmrl.language import LanguageAdapter
 from mmrl.language_check import run_spec
 from mmrl.rewards import TEXT_TERMS
-from vision.config import DatasetTasksConfig, VisionRunConfig
+from vision.attention_maps import illustrate
+from vision.config import DatasetTasksConfig, PlacedDigitTasksConfig, VisionRunConfig
 from vision.digits import OBSERVE_TAGS, DigitTasks, tokenizer_corpus
 from vision.frontend import VisionFrontend
 from vision.observe_r1 import OBSERVE_TERMS
+from vision.placed_digits import PlacedDigitTasks
 from vision.planning import plan
 from vision.preferences_config import PreferenceTasks
 from vision.preferences_sources import preference_sources
 from vision.r1_reward_terms import judging_terms
+from vision.ral import RAL_TERMS
 from vision.tiny import add_tags, build_tiny_qwen25_vl
 
 ASSETS = Path(__file__).parent / "assets"
@@ -35,16 +38,18 @@ def build_adapter(config: VisionRunConfig) -> LanguageAdapter:
         directory, revision=config.policy.revision, trust_remote_code=config.policy.trust_remote_code
     )
     frontend = VisionFrontend(processor=processor, config=config.rollout)
-    return LanguageAdapter(
+    adapter = LanguageAdapter(
         policy_config=config.policy,
         rollout_config=config.rollout,
         frontend=frontend,
         policy_dir=directory,
         sources=task_sources(config),
-        reward_terms={**TEXT_TERMS, **OBSERVE_TERMS, **judging_terms(config, frontend, build_adapter)},
+        reward_terms={**TEXT_TERMS, **RAL_TERMS, **OBSERVE_TERMS, **judging_terms(config, frontend, build_adapter)},
         seed=config.seed,
         resolve_policy=partial(resolve_policy, seed=config.seed),
     )
+    adapter.illustrate = partial(illustrate, adapter)
+    return adapter
 
 
 def resolve_policy(path: str, *, seed: int) -> str:
@@ -90,6 +95,11 @@ def task_sources(config: VisionRunConfig) -> Mapping[str, Callable[[], Sequence[
         here = Path.cwd()
         spec = run_spec(f"{__name__}:build_adapter", config)
         return {split: partial(vetted_tasks, getattr(tasks, split), base_dir=here, spec=spec) for split in ("train", "eval")}
+    if isinstance(tasks, PlacedDigitTasksConfig):
+        return {
+            "train": partial(PlacedDigitTasks, tasks.kinds, split="train", num_tasks=tasks.num_tasks, seed=config.seed),
+            "eval": partial(PlacedDigitTasks, tasks.eval_kinds, split="eval", num_tasks=100_000),
+        }
     form = tasks.demonstrations
     return {
         "train": partial(DigitTasks, tasks.kinds, split="train", num_tasks=tasks.num_tasks, seed=config.seed, form=form),

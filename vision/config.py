@@ -25,6 +25,9 @@ DigitKind = Literal[
 ]  # fmt: skip
 
 
+PlacedKind = Literal["alone", "pair", "crowd"]
+
+
 class VisionRolloutConfig(LanguageRolloutConfig):
     """Sampling, prompt limits and the size of images."""
 
@@ -62,6 +65,18 @@ class DigitTasksConfig(Section):
     it, drawn at random, in the form that `mmrl.calibration` reads."""
 
 
+class PlacedDigitTasksConfig(Section):
+    """Questions about a colored digit in a random place of a larger image, among others (`vision.placed_digits`)."""
+
+    name: Literal["placed_digits"]
+    kinds: tuple[PlacedKind, ...] = ("crowd",)
+    """Question kinds of training, in equal shares: a digit ``alone``, a ``pair``, a ``crowd`` of five."""
+    eval_kinds: tuple[PlacedKind, ...] = ("crowd",)
+    """Question kinds of evaluation."""
+    num_tasks: int = Field(100_000, gt=0)
+    """Different training tasks before they repeat."""
+
+
 class DatasetTasksConfig(Section):
     """Rows of your own files."""
 
@@ -78,7 +93,9 @@ class VisionRunConfig(RunConfig):
     modality: Literal["vision"]
     policy: LanguagePolicyConfig
     """Which model, in which precision, and which of its weights train."""
-    tasks: Annotated[DigitTasksConfig | DatasetTasksConfig | PreferenceTasks, Field(discriminator="name")]
+    tasks: Annotated[
+        DigitTasksConfig | PlacedDigitTasksConfig | DatasetTasksConfig | PreferenceTasks, Field(discriminator="name")
+    ]
     """Built-in digit questions, a dataset, or pairs of responses to judge (built-in ones, or a dataset)."""
     rollout: VisionRolloutConfig = VisionRolloutConfig()
     """Sampling, prompt limits and the size of images."""
