@@ -6,7 +6,7 @@ of the update; `decision_record` puts one rollout's numbers side by side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,28 +19,56 @@ from mmrl.adapter import Adapter
 from mmrl.algorithm_config import AlgorithmConfig
 from mmrl.collection import Collected
 from mmrl.losses import per_decision
-from mmrl.types import RolloutBatch
+from mmrl.types import Forward, RolloutBatch
 
 
 @dataclass(kw_only=True)
 class PassLog:
     """Log-probabilities of every forward pass of an update, in order. Rollouts are known by their seeds."""
 
+    limit: float = torch.inf
+    """Log-ratio of one decision that counts as extreme (``algorithm.max_log_ratio``)."""
     passes: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    num_decisions: int = 0
+    num_extreme: int = 0
+    """Decisions, over all passes, whose log-ratio reaches the limit or is not a number."""
+    first_extreme: tuple[int, int] | None = None
+    """Seed of the rollout, and decision, of the first of them."""
 
     def note(self, batch: RolloutBatch, log_probs: Tensor) -> None:
         """Remember ``log_probs`` ``[n, T]`` of a pass over ``batch``."""
-        self.passes.append((batch.seeds.clone(), log_probs.detach().float().cpu()))
+        log_probs = log_probs.detach().float().cpu()
+        self.passes.append((batch.seeds.clone(), log_probs))
+        extreme = ~((log_probs - batch.old_log_probs).abs() < self.limit) & batch.loss_mask
+        self.num_decisions += int(batch.loss_mask.sum())
+        self.num_extreme += int(extreme.sum())
+        if self.first_extreme is None and extreme.any():
+            row, decision = extreme.nonzero()[0].tolist()
+            self.first_extreme = int(batch.seeds[row]), decision
 
     def of(self, seed: int, width: int) -> list[Tensor]:
         """``[width]`` of each pass that computed the rollout with this seed; zeros where the pass was narrower."""
         rows = [log_probs[seeds == seed][:1, :width] for seeds, log_probs in self.passes]
         return [nn.functional.pad(row[0], (0, width - row.shape[1])) for row in rows if len(row)]
 
+    def extreme_note(self, adapter: Adapter, batch: RolloutBatch) -> str:
+        """One line that counts extreme decisions and names the first."""
+        seed, decision = self.first_extreme
+        row = int((batch.seeds == seed).nonzero()[0])
+        return (
+            f"{self.num_extreme} of {self.num_decisions} decisions have a log-ratio of {self.limit:g} or more, clamped there; "
+            f"the first: task {batch.tasks[row].id!r}, rollout {row}, decision {decision} "
+            f"({decision_labels(adapter, batch, row)[decision]!r})."
+        )
+
     @contextmanager
-    def listening(self, model: nn.Module):
+    def listening(self, model: nn.Module) -> Iterator[PassLog]:
         """Within, note every pass of ``model``, which takes a batch first and returns a `mmrl.types.Forward`."""
-        handle = model.register_forward_hook(lambda module, given, result: self.note(given[0], result.log_probs))
+
+        def hook(module: nn.Module, given: tuple[Any, ...], result: Forward) -> None:
+            self.note(given[0], result.log_probs)
+
+        handle = model.register_forward_hook(hook)
         try:
             yield self
         finally:
