@@ -124,6 +124,11 @@ def build_parser() -> argparse.ArgumentParser:
     listing.add_argument("what", nargs="?", default="algorithms", metavar="WHAT",
                          help="algorithms (default), policies, or the name of an algorithm")  # fmt: skip
 
+    replay_command.add_arguments(add("replay", replay_command.run, replay_command.SUMMARY, config=False))
+    reward = commands.add_parser("reward", help="check rewards", description="Check rewards before training on them.")
+    checks = reward.add_subparsers(metavar="COMMAND", required=True)
+    reward_command.add_arguments(add("lint", lint_command, reward_command.SUMMARY, parent=checks, config=False))
+
     data = commands.add_parser("data", help="look at datasets", description="Look at datasets before training on them.")
     nested = data.add_subparsers(metavar="COMMAND", required=True)
     builders, openers = ({name: row[at] for name, row in MODALITIES.items() if len(row) > 2} for at in (1, 2))
@@ -157,13 +162,13 @@ def build_adapter(config: RunConfig) -> Any:
 def train_command(arguments: argparse.Namespace) -> int:
     config = load_run(arguments.config, arguments.overrides)
     console = _console()
+    if len(MODALITIES[config.modality]) > 2:
+        vet_run(config, MODALITIES[config.modality][1])
     with console.status("loading libraries and policy") if console.is_terminal else _nothing():
         from mmrl.console import RunConsole
         from mmrl.trainer import Callbacks, Trainer
 
         shown = RunConsole(console, num_steps=config.trainer.num_steps, metric=config.evaluation.metric)
-    if len(MODALITIES[config.modality]) > 2:
-        vet_run(config, MODALITIES[config.modality][1])
         callbacks = Callbacks(
             on_step=shown.on_step, on_evaluation=shown.on_evaluation, on_progress=shown.on_progress, on_notice=shown.on_notice
         )
@@ -231,6 +236,11 @@ def eval_command(arguments: argparse.Namespace) -> int:
         arguments.output.write_text(json.dumps(result, indent=1), encoding="utf-8")
         console.print(f"result  {arguments.output}", highlight=False, soft_wrap=True)
     return 0
+
+
+def lint_command(arguments: argparse.Namespace) -> int:
+    names, overrides = reward_command.split_names(arguments.overrides)
+    return reward_command.run(load_run(arguments.config, overrides), names, arguments, build_adapter)
 
 
 def profile_tasks(arguments: argparse.Namespace) -> int:

@@ -104,16 +104,22 @@ class LanguageAdapter:
         tokenizer, config = self.frontend.processor.tokenizer, self.rollout_config
         self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         banned = set(_media_token_ids(self.frontend.processor)) if config.ban_media_tokens else set()
-        for token in config.banned_tokens:
-            index = tokenizer.convert_tokens_to_ids(token)
-            if index is None or index == tokenizer.unk_token_id:
-                raise ConfigError(f"rollout.banned_tokens: {token!r} is not a token of {self.policy_dir}.")
-            banned.add(index)
+        banned |= {_banned_id(tokenizer, token, self.policy_dir) for token in config.banned_tokens}
+        self._longest_stop = max((len(text.encode()) for text in config.stop_strings), default=0)
         self.banned_ids = tuple(sorted(banned))
         self.media_ids = placeholder_ids(self.frontend.processor)
         self.end_ids = _end_token_ids(tokenizer)
         if banned & set(self.end_ids):
             raise ConfigError("rollout.banned_tokens holds the end token; completions could never stop.")
+
+    def decision_labels(self, batch: RolloutBatch, row: int) -> list[str]:
+        """The text of each token of a rollout."""
+        decode = self.frontend.processor.tokenizer.decode
+        return [decode([index]) for index in batch.inputs.tokens[row][: batch.loss_mask.shape[1]].tolist()]
+
+    def blank_media(self, task: ChatTask) -> list[Any]:
+        """References to media of the same sizes and lengths as the task's, without content."""
+        return [self.frontend.blank(task, kind, ref) for kind, ref in media_parts(task)]
 
     @property
     def max_decisions(self) -> int:
@@ -176,17 +182,20 @@ class LanguageAdapter:
             end_ids=self.end_ids,
             banned_ids=self.banned_ids,
             greedy=greedy,
+            is_over=self._ends_with_stop_string if config.stop_strings else None,
         )
         sampled = sample(_model(policy), prompts, params, pad_id=self.pad_id, group_size=group_size, seeds=seeds)
         ids = [tuple(row[keep].tolist()) for row, keep in zip(sampled.tokens, sampled.mask)]
         repeated = [task for task in tasks for _ in range(group_size)]
         stop_reasons = tuple("length" if cut else "stop" for cut in sampled.truncated.tolist())
+        shown = [self.frontend.facts(task) if config.media_facts else () for task in tasks]
+        media = [facts for facts in shown for _ in range(group_size)]
         index = torch.arange(len(tasks)).repeat_interleave(group_size)
         batch = RolloutBatch(
             tasks=tuple(repeated),
             group_ids=index,
             seeds=seeds,
-            outcomes=tuple(self._completion(*row) for row in zip(repeated, ids, stop_reasons)),
+            outcomes=tuple(self._completion(*row) for row in zip(repeated, ids, stop_reasons, media)),
             old_log_probs=sampled.log_probs,
             loss_mask=sampled.mask,
             stop_reasons=stop_reasons,
@@ -334,6 +343,11 @@ class LanguageAdapter:
                     f"the prompt has {length} tokens, rollout.max_prompt_tokens is {limit}; {advice}raise the limit or drop the "
                     "row. A prompt is never cut."
                 )
+                raise RowError("prompt", "prompt too long", detail, place=task.source or task.id)
+        return prompts
+
+    def _encode(self, policy: nn.Module, tasks: Sequence[ChatTask]) -> list[EncodedPrompt]:
+        prompts = self.encode(tasks)
         return prompts if self.embed_media is None else self.embed_media(_model(policy), prompts)
 
     def _prefill_ids(self, task: ChatTask) -> tuple[int, ...]:
@@ -343,15 +357,16 @@ class LanguageAdapter:
             self.frontend.processor.tokenizer(task.prefill, add_special_tokens=False)["input_ids"] if task.prefill else ()
         )
 
-    def _completion(self, task: ChatTask, token_ids: tuple[int, ...], stop_reason: str) -> Completion:
+    def _completion(
+        self, task: ChatTask, token_ids: tuple[int, ...], stop_reason: str, media: tuple[MediaFacts, ...] = ()
+    ) -> Completion:
         ids = (*self._prefill_ids(task), *token_ids)
         text = self.frontend.processor.tokenizer.decode(ids, skip_special_tokens=True)
-                raise RowError("prompt", "prompt too long", detail, place=task.source or task.id)
-        return prompts
+        return Completion(text=text, token_ids=token_ids, stop_reason=stop_reason, media=media)
 
-    def _encode(self, policy: nn.Module, tasks: Sequence[ChatTask]) -> list[EncodedPrompt]:
-        prompts = self.encode(tasks)
-        return Completion(text=text, token_ids=token_ids, stop_reason=stop_reason)
+    def _ends_with_stop_string(self, ids: Sequence[int]) -> bool:
+        tail = self.frontend.processor.tokenizer.decode(ids[-self._longest_stop - 1 :])  # a token holds a byte or more
+        return any(text in tail for text in self.rollout_config.stop_strings)
 
     def _towers(self, model: nn.Module) -> list[nn.Module]:
         names = self.frontend.tower_names
@@ -416,6 +431,23 @@ def _require_all_tensors(info: Mapping[str, Any], directory: str) -> None:
         names = sorted(str(name) for name in info[what])
         if names:
             raise CheckpointError(f"{directory}: {len(names)} {what.replace('_', ' ')}, first {names[0]!r}; is it this model?")
+
+
+def _banned_id(tokenizer: Any, token: str | int, name: str) -> int:
+    """The id of a token that is given as it is written, as a text that is one token, or by its id."""
+    if isinstance(token, int):
+        if not 0 <= token < len(tokenizer):
+            raise ConfigError(f"rollout.banned_tokens: {token} is not an id of {name}; expected 0 to {len(tokenizer) - 1}.")
+        return token
+    index = tokenizer.convert_tokens_to_ids(token)
+    if index is not None and index != tokenizer.unk_token_id:
+        return index
+    ids = tokenizer(token, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
+        raise ConfigError(
+            f"rollout.banned_tokens: {token!r} is not a token of {name} (it takes {len(ids)}); name single tokens or ids."
+        )
+    return ids[0]
 
 
 def _media_token_ids(processor: Any) -> list[int]:
