@@ -340,8 +340,8 @@ class LanguageAdapter:
             if length > limit:
                 advice = self.frontend.advise(task, prompt, length - limit)
                 detail = (
-                    f"the prompt has {length} tokens, rollout.max_prompt_tokens is {limit}; {advice}raise the limit or drop the "
-                    "row. A prompt is never cut."
+                    f"the prompt has {length} tokens, rollout.max_prompt_tokens is {limit}; {advice}raise the limit or drop "
+                    "the row. A prompt is never cut."
                 )
                 raise RowError("prompt", "prompt too long", detail, place=task.source or task.id)
         return prompts
