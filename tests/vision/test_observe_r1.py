@@ -115,8 +115,8 @@ def test_accuracy(gold, answer, accuracy):
     [
         ("1,234", 1234), (r"\dfrac{3}{4}", 0.75), (r"\frac12", 0.5), (r"-\frac{1}{\sqrt{4}}", -0.5), (r"2\sqrt{3}", 12**0.5),
         (r"\sqrt[3]{27}", 3), (r"3\pi", 3 * np.pi), (r"\boxed{\text{42}}", 42), ("45^\\circ", 45), ("25\\%", 25),
-        ("2^{10}", 1024), (r"\left(1+2\right)\cdot 3", 9), (r"\( 7 \)", 7), (r"\frac{\pi}{2}", np.pi / 2), ("2(3)", 6), ("1/0", None),
-        ("cat", None), ("", None), ("9^9^9^9", None), ("1" * 201, None), ("__import__('os')", None),
+        ("2^{10}", 1024), (r"\left(1+2\right)\cdot 3", 9), (r"\( 7 \)", 7), (r"\frac{\pi}{2}", np.pi / 2), ("2(3)", 6),
+        ("1/0", None), ("cat", None), ("", None), ("9^9^9^9", None), ("1" * 201, None), ("__import__('os')", None),
         ("(" * 150 + ")" * 50, None), ("(-8)^{0.5}", None), ("1e5", None), (r"\frac{1}{", None), ("3 4", None),
     ],
 )  # fmt: skip
