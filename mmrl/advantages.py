@@ -137,6 +137,33 @@ def sign_advantages(rewards: Tensor, correct: Tensor) -> Tensor:
     return torch.where(correct, 1.0, -1.0).masked_fill(rewards.isnan(), 0.0)
 
 
+def best_of_n_advantages(rewards: Tensor, correct: Tensor, group_ids: Tensor) -> Tensor:
+    """How much likelier a rollout is as the best of its group than as one of it; float32 ``[N]``, 0 where there is no reward.
+
+    With the share ``p`` of ``correct`` ones among ``n``: ``(1 - (1 - p)^n) / p`` for a correct rollout, ``(1 - p)^(n - 1)`` for
+    a wrong one (OREAL, arXiv 2502.06781). As credit of a likelihood loss this imitates best-of-n sampling.
+    """
+    group = _GroupStatistics(rewards, group_ids)
+    share = group.spread_over_rows(group.mean_of((correct & group.valid).double()))
+    size = group.spread_over_rows(group.size)
+    right = (1 - (1 - share).pow(size)) / share.clamp(min=1e-12)
+    return torch.where(correct, right, (1 - share).pow((size - 1).clamp(min=0))).masked_fill(~group.valid, 0.0).float()
+
+
+def generalized_advantages(
+    rewards: Tensor, values: Tensor, mask: Tensor, *, discount: float = 1.0, decay: float = 0.95
+) -> Tensor:
+    """``sum_(u >= t) (discount decay)^(u - t) (q_u + discount V_(u+1) - V_u)`` (GAE, arXiv 1506.02438); float64 ``[N, T]``.
+
+    ``rewards`` ``q`` and ``values`` ``V`` are ``[N, T]``, per decision; behind the last one the value is 0. ReFT
+    (arXiv 2401.08967) credits with it; returns are the advantages plus ``values``. 0 where masked.
+    """
+    known = torch.where(mask, values.double(), 0.0)
+    following = torch.nn.functional.pad(known[:, 1:], (0, 1))
+    errors = torch.where(mask, rewards.double() + discount * following - known, 0.0)
+    return reward_to_go(errors, mask, discount=discount * decay)
+
+
 def group_means(values: Tensor, group_ids: Tensor) -> Tensor:
     """Each row's group mean of ``values`` ``[N]``, NaN left out (0 if there is nothing else); float64 ``[N]``."""
     group = _GroupStatistics(values, group_ids)

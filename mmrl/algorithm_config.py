@@ -17,7 +17,7 @@ Subsample = Literal[
 ]
 AdvantageName = Literal[
     "group_std", "group_center", "leave_one_out", "batch_std", "per_term_std", "length_baseline", "gpg", "beta_normalized",
-    "token_whitened", "center_whitened", "progress_baseline", "raw", "positive_part", "sign", "ones",
+    "token_whitened", "center_whitened", "progress_baseline", "raw", "positive_part", "sign", "best_of_n", "ones",
 ]  # fmt: skip
 SurrogateName = Literal["clip", "policy_gradient", "cispo", "sapo", "gmpo", "vespo", "topr", "delight", "oreal"]
 Ratio = Literal["token", "sequence", "sequence_token", "sequence_product"]

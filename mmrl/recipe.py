@@ -109,6 +109,7 @@ ADVANTAGES: Mapping[str, Callable[[AlgorithmConfig, CreditInputs], Tensor]] = {
     "raw": lambda c, x: adv.raw_advantages(x.net_rewards()),
     "positive_part": lambda c, x: adv.raw_advantages(x.net_rewards()).clamp(min=0),
     "sign": lambda c, x: adv.sign_advantages(x.rewards, x.correct),
+    "best_of_n": lambda c, x: adv.best_of_n_advantages(x.rewards, x.correct, x.group_ids),
     "ones": lambda c, x: torch.ones(len(x.group_ids)),
 }
 

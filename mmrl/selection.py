@@ -31,7 +31,7 @@ def correct_rollouts(config: AlgorithmConfig, batch: RolloutBatch) -> Tensor:
 
 def informative_rows(config: AlgorithmConfig, batch: RolloutBatch) -> Tensor:
     """``[N]`` bool: rows that carry signal: those of groups whose metric varies, or all where groups are not compared."""
-    if config.advantage in ("ones", "progress_baseline"):
+    if config.advantage in ("ones", "best_of_n", "progress_baseline"):
         return torch.ones(len(batch), dtype=torch.bool)
     metric = selection_metric(config, batch)
     informative = ~constant_groups(metric, batch.group_ids)

@@ -1,7 +1,7 @@
 """Reward shaping: what becomes of the total reward before the advantage. Pure functions of tensors, then the slot's dictionary.
 
 ``lengths`` are decisions, int ``[N]``; an empty rollout has length 0. Shaping never looks at text: terms that do are reward
-terms. Apply length terms to correct rollouts only, or gate them, unless short wrong answers are wanted.
+terms, like `repetition`. Apply length terms to correct rollouts only, or gate them, unless short wrong answers are wanted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from mmrl.chat import Completion
+from mmrl.types import Task
 
 
 def overlong_punishment(lengths: Tensor, *, limit: int, cache: float, factor: float = 1.0) -> Tensor:
@@ -79,6 +82,17 @@ def concise_correct_bonus(
         if lengths[shortest] > floor:
             result[shortest] = bonus
     return result
+
+
+def ngram_repetition(tokens: Sequence[Any], *, size: int = 3, penalty: float = -1.0) -> float:
+    """``(1 - unique / total) * penalty`` over the n-grams of ``size`` tokens (arXiv 2502.03373); 0 where there are none."""
+    grams = [tuple(tokens[start : start + size]) for start in range(len(tokens) - size + 1)]
+    return (1 - len(set(grams)) / len(grams)) * penalty if grams else 0.0
+
+
+def repetition(task: Task, completion: Completion) -> float:
+    """Reward term: `ngram_repetition` of the sampled tokens, from 0 down to -1 for a completion that repeats itself."""
+    return ngram_repetition(completion.token_ids)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from mmrl import losses, recipe
-from mmrl.advantages import token_score_weights
+from mmrl.advantages import generalized_advantages, token_score_weights, whiten_decisions
 from mmrl.algorithms import PRESETS
 from mmrl.collection import Collected
 from mmrl.config import AlgorithmConfig
@@ -170,6 +170,46 @@ def test_weighted_grpo_weighs_after_normalisation_and_a_mapped_reward_only_when_
         assert_near(credit(config, replace(batch, rewards=rewards)), expected)
 
 
+@pytest.mark.parametrize(("wrong", "last"), [(-1.0, -1.499999), (-2.0, -1.499999), (-0.5, -1.499998)])
+def test_a_z_score_undoes_the_weight_of_a_wrong_rollout(wrong, last):
+    config = algorithm(shaping=({"name": "outcome", "wrong": wrong},))
+    batch = batch_of([1.0, 1.0, 1.0, 0.0])
+    shaped = replace(batch, rewards=recipe.shape_rewards(config, batch, limit=1))
+    assert_near(credit(config, shaped), [0.5, 0.5, 0.5, last], atol=2e-6)
+
+
+@pytest.mark.parametrize(("correct", "total", "baseline", "share"), [(4, 8, 0.2, 0.4), (3, 10, -0.5, 0.5625)])
+def test_a_baseline_sets_the_effective_share_of_correct_rollouts_of_topr(correct, total, baseline, share):
+    # p~ = p (1 - c) / (1 + c (1 - 2 p)): the part of correct rollouts in the whole push, with rewards +1 and -1 less c.
+    shaping = ({"name": "outcome", "correct": 1 - baseline, "wrong": -1 - baseline},)
+    config = algorithm("topr", advantage="raw", shaping=shaping)
+    batch = batch_of([1.0] * correct + [0.0] * (total - correct))
+    push = credit(config, replace(batch, rewards=recipe.shape_rewards(config, batch, limit=1))).abs()
+    assert_near(push[:correct].sum() / push.sum(), share)
+
+
+def test_best_of_n_favours_what_the_best_of_the_group_would_be():
+    batch = batch_of([1.0] * 4 + [0.0] * 12 + [NAN])
+    config = algorithm(advantage="best_of_n", surrogate="policy_gradient")
+    assert_near(credit(config, batch), [3.959910] * 4 + [0.013363] * 12 + [0.0])
+    # Of a group that always fails or always succeeds the best is like any other.
+    assert credit(config, batch_of([0.0, 0.0])).tolist() == credit(config, batch_of([1.0, 1.0])).tolist() == [1.0, 1.0]
+
+
+def test_the_generalized_advantages_of_reft():
+    mask = torch.tensor([[True, True, True, False]])
+    kl = torch.tensor([[0.1, -0.2, 0.3, NAN]])
+    rewards = -0.05 * kl + torch.tensor([[0.0, 0.0, 1.0, 0.0]])
+    values = torch.tensor([[0.2, 0.4, 0.7, NAN]])
+    assert_near(rewards[mask], [-0.005, 0.01, 0.985])
+    advantages = generalized_advantages(rewards, values, mask)
+    assert_near(advantages, [[0.746712, 0.580750, 0.285000, 0.0]])
+    assert_near((advantages + values)[mask], [0.946712, 0.980750, 0.985000])
+    # The document whitens without an epsilon; 1e-8 is in the seventh digit of this small variance.
+    assert_near(whiten_decisions(advantages, mask, ddof=0, eps=0.0)[mask], [1.095651, 0.226553, -1.322204])
+    assert_near(whiten_decisions(advantages, mask, ddof=1, eps=0.0)[mask], [0.894595, 0.184980, -1.079575])
+
+
 @pytest.mark.parametrize(
     ("weight", "right", "wrong"),
     [("none", 0.875, -0.125), ("inverse", 7.0, -1.0), ("inverse_sqrt", 2.474874, -0.353553)],
@@ -211,11 +251,20 @@ def test_capo_ignores_negative_advantages_in_its_first_phase():
     assert_near(credit(algorithm("capo"), batch, progress=0.25), [-0.499999] * 3 + [1.499997])
 
 
+def test_rollouts_of_advantage_zero_stay_in_the_first_phase_of_capo():
+    batch = batch_of(P1)
+    config = algorithm("capo")
+    advantages = credit(config, batch, progress=0.1)
+    assert not advantages.any()
+    assert SUBSAMPLES[config.subsample](config, batch, advantages).all()
+    assert recipe.effective_mask(config, batch).all()
+
+
 # ---- section 11: edge cases of advantages -------------------------------------------------------------------------------
 
 NEEDS_PROGRESS = {"progress_baseline"}
 """Tested in test_advantages.py, with tasks that measure work; it compares rollouts with all of their domain."""
-NOT_CENTERED = {"raw", "positive_part", "sign", "ones"}
+NOT_CENTERED = {"raw", "positive_part", "sign", "best_of_n", "ones"}
 
 
 @pytest.mark.parametrize("name", sorted(set(recipe.ADVANTAGES) - NOT_CENTERED - NEEDS_PROGRESS))

@@ -4,15 +4,19 @@ import pytest
 import torch
 
 from mmrl.algorithm_config import AlgorithmConfig
+from mmrl.chat import Completion
 from mmrl.shaping import (
     ShapingInputs,
     cosine_rewards,
     group_length_terms,
+    ngram_repetition,
     overlong_punishment,
+    repetition,
     shaped_rewards,
     target_length_rewards,
     truncated_rewards,
 )
+from mmrl.types import Task
 
 NAN = float("nan")
 
@@ -83,3 +87,17 @@ def test_shapings_apply_in_order_and_leave_nan_alone(shaping, expected):
 def test_a_price_per_decision_is_paid_by_correct_rollouts_only():
     config = AlgorithmConfig(shaping=[{"name": "decision_cost", "cost": 0.1}])
     assert_near(shaped_rewards(config.shaping, torch.tensor([1.0, 0.0, 1.0]), inputs()), [1.0, 0.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "expected"),
+    [([1, 2, 3, 4], 2, 0.0), ([5] * 5, 2, -0.75), ([1, 2, 3] * 3, 3, -0.571429), ([1, 2], 3, 0.0), ([], 1, 0.0)],
+)
+def test_repeated_ngrams_cost_their_share(tokens, size, expected):
+    assert ngram_repetition(tokens, size=size) == pytest.approx(expected, abs=1e-6)
+    assert ngram_repetition(tokens, size=size, penalty=-2.0) == pytest.approx(2 * expected, abs=2e-6)
+
+
+def test_the_reward_term_looks_at_three_tokens_at_a_time():
+    completion = Completion(text="", token_ids=(1, 2, 3) * 3, stop_reason="stop")
+    assert repetition(Task(id="t"), completion) == pytest.approx(-0.571429, abs=1e-6)
