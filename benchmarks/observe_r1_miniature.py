@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/observe_r1_miniature.py --seeds 5
 
-For each seed ``mmrl data profile`` measures how hard the tasks are for the policy that training starts from; each arm is then one
-``mmrl train`` of configs/vision/observe_r1_digits.yaml on the same tasks, each drawn once; arms differ in the overrides below
+For each seed ``mmrl data profile`` measures how hard the tasks are for the policy that training starts from; each arm is one
+``mmrl train`` of configs/vision/observe_r1_digits.yaml on the same tasks, each drawn once. Arms differ in the overrides below
 only. The published floor of the bonus, 100 tokens, is 12 here, since completions have 10 to 35.
 
 Reported: held-out accuracy of greedy completions before, halfway and at the end; accuracy and length of sampled completions at
