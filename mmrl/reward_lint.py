@@ -91,6 +91,11 @@ def lint_rewards(
     scorer = _Scorer(terms, encode)
     for task in examples[:MAX_CANNED_TASKS]:
         scorer.score_canned(task, canned_answers(task, others, template))
+    scorer.problems += [
+        f"{name!r} scores {total:g} on task {where!r}, as much as the perfect answer ({best:g}): it can be gamed"
+        f"{f', as on {len(more)} more tasks' if more else ''}."
+        for name, [(where, total, best), *more] in scorer.gamed.items()
+    ]
     lint = Lint(cells=scorer.means(), seconds=scorer.seconds, problems=scorer.problems, notes=notes)
     slow = [f"{name} took {seconds:.1f} s on one answer ({what})." for what, (name, seconds) in scorer.slowest.items()]
     lint.notes.extend(text for text in slow)
@@ -102,6 +107,7 @@ class _Scorer:
     def __init__(self, terms: Mapping[str, WeightedTerm], encode: Encode) -> None:
         self.terms, self.encode = terms, encode
         self.problems: list[str] = []
+        self.gamed: dict[str, list[tuple[str, float, float]]] = {}
         self.values: dict[str, dict[str, list[float]]] = {}
         self.seconds: dict[str, float] = {}
         self.slowest: dict[str, tuple[str, float]] = {}
@@ -117,9 +123,7 @@ class _Scorer:
             self.problems.append(f"no reward applies to the perfect answer of task {task.id!r}.")
         for name, total in totals.items():
             if total >= best - EPSILON:
-                self.problems.append(
-                    f"{name!r} scores {total:g} on task {task.id!r}, as much as the perfect answer ({best:g}): it can be gamed."
-                )
+                self.gamed.setdefault(name, []).append((task.id, total, best))
         self._time(task, answers)
 
     def score_references(self, tasks: Iterator[Task], template: str) -> int:
