@@ -112,6 +112,7 @@ def check_dataset(
     base_dir: Path,
     open_media: OpenMedia | None = None,
     check_task: CheckTask | None = None,
+    checker: Checker | None = None,
     spec: CheckerSpec | None = None,
     workers: int | None = None,
     console: Console | None = None,
@@ -119,8 +120,8 @@ def check_dataset(
 ) -> CheckReport:
     """Read every row, open every medium, and let the policy's own limits judge each task; progress goes to ``console``.
 
-    Give either functions (checked in this process) or a ``spec``, which ``workers`` processes build for themselves (None: as
-    many as there are cores, one for few rows). ``on_media`` is told which files were looked at.
+    Give either functions or a ``checker`` (used in this process) or a ``spec``, which ``workers`` processes build for
+    themselves (None: as many as there are cores, one for few rows). ``on_media`` is told which files were looked at.
     """
     tasks = read_tasks(config, base_dir=base_dir)
     workers = 1 if spec is None else choose_workers(len(tasks), workers)
@@ -129,7 +130,8 @@ def check_dataset(
 
         chunks = check_in_processes(config, base_dir, spec, len(tasks), workers)
     else:
-        checker = spec.build() if spec is not None else media_checker(open_media or (lambda kind, ref: None), check_task)
+        if checker is None:
+            checker = spec.build() if spec is not None else media_checker(open_media or (lambda kind, ref: None), check_task)
         chunks = (check_rows(tasks, checker, rows) for rows in split_rows(len(tasks)))
     report = CheckReport(path=config.path, num_rows=len(tasks))
     indices, digests = array("Q"), array("Q")

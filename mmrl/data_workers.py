@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import sys
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -21,6 +22,8 @@ from mmrl.data import DatasetConfig, DatasetTasks, read_tasks
 from mmrl.data_check import Checker, CheckerSpec, Chunk, check_rows, split_rows
 from mmrl.errors import DataError
 
+START_METHOD = "spawn"
+"""Of the conductor: the caller may hold threads and a GPU, which do not survive a fork."""
 CHUNKS_AHEAD = 3
 """Chunks that wait for each worker; with their results they bound the memory of a check."""
 
@@ -32,7 +35,7 @@ def check_in_processes(
     config: DatasetConfig, base_dir: Path, spec: CheckerSpec, num_rows: int, workers: int
 ) -> Iterator[Chunk]:
     """`mmrl.data_check.check_rows` of all rows, by ``workers`` processes; what one of them raises is raised here."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(START_METHOD)
     ours, theirs = context.Pipe(duplex=False)
     conductor = context.Process(target=_conduct, args=(theirs, config, base_dir, spec, num_rows, workers))
     conductor.start()
@@ -98,9 +101,9 @@ def _pass_on(results: Connection, config: DatasetConfig, pool: ProcessPoolExecut
 
 
 def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)  # the workers are the parallelism; pools of threads do not survive a fork
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)  # the workers are the parallelism; pools of threads do not survive a fork
 
 
 def _check(rows: range) -> Chunk:
