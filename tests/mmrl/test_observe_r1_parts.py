@@ -7,7 +7,11 @@ import torch
 
 from mmrl import recipe
 from mmrl.algorithm_config import AlgorithmConfig
+from mmrl.collection import collect
+from mmrl.pools import build_sampler
+from mmrl.rewards import resolve_terms
 from mmrl.shaping import concise_correct_bonus
+from mmrl.testing import BanditAdapter
 from mmrl.types import RolloutBatch, Task
 
 NAN = float("nan")
@@ -160,3 +164,29 @@ def test_a_gate_of_weight_zero_still_pulls_towards_the_reference():
     batch = batch_of([1.0, 1.0], [0.5, 0.5], [2, 2], log_probs=torch.full((2, 2), -1.0))
     found = recipe.compute_advantages(config, batch, torch.full((2, 2), -2.0))
     assert found.tolist() == [pytest.approx([-0.02, -0.01])] * 2
+
+
+def test_a_collected_step_has_the_kl_in_its_advantages(bandit_config):
+    algorithm = {"kl": "k1", "kl_in": "return", "kl_coef": 0.1, "difficulty_weight": "parabola"}
+    adapter = BanditAdapter(reward_terms={"accuracy": lambda task, outcome: 1.0})  # all right: every weight is 0
+    config = bandit_config(algorithm=algorithm)
+    asked = []
+
+    def reference(batch):
+        asked.append(len(batch))
+        return batch.old_log_probs - torch.tensor([0.5, 0.25, 0.125])[: batch.loss_mask.shape[1]]
+
+    result = collect(
+        config,
+        adapter,
+        adapter.build_policy(),
+        build_sampler(config.sampling, adapter.task_source("train"), 0),
+        resolve_terms(config.rewards, adapter.reward_terms),
+        SimpleNamespace(num_processes=1, process_index=0),
+        train_step=1,
+        reference_log_probs=reference,
+    )
+    expected = {1: [-0.05, 0, 0], 2: [-0.075, -0.025, 0], 3: [-0.0875, -0.0375, -0.0125]}
+    for length, row in zip(result.batch.num_decisions.tolist(), result.advantages.tolist()):
+        assert row == pytest.approx(expected[length][: len(row)], abs=1e-6)
+    assert asked == [16]  # the reference policy is run once
