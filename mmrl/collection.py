@@ -24,7 +24,7 @@ from mmrl.probing import PolicyMeasure
 from mmrl.reward_watch import term_totals
 from mmrl.rewards import WeightedTerm, score
 from mmrl.sampling import TaskSampler, rollout_seeds
-from mmrl.selection import SELECTIONS, SUBSAMPLES, pass_rates, rejected_rows
+from mmrl.selection import SELECTIONS, SUBSAMPLES, correct_rollouts, pass_rates, rejected_rows, selection_metric
 from mmrl.types import RolloutBatch, Task
 
 
@@ -137,20 +137,23 @@ def _select_groups(
     kept: list[RolloutBatch] = []
     totals: processes.Totals = {}
     domains: processes.Totals = {}
+    outcomes: processes.Totals = {}
     tasks = None
     for attempt in range(attempts):
         if tasks is None or selection.refill:
-            tasks, first = _next_tasks(config, sampler, accelerator)
+            tasks, first, sizes = _next_tasks(config, sampler, accelerator)
             groups = torch.arange(len(tasks)) + first + (attempt * config.sampling.tasks_per_step if selection.refill else 0)
             tasks = prompting.changed_tasks(config, tasks, groups.tolist(), train_step)
         batch = _roll_out_and_score(
-            config, adapter, policy, tasks, groups, terms, accelerator, train_step=train_step, attempt=attempt
+            config, adapter, policy, tasks, groups, sizes, terms, accelerator, train_step=train_step, attempt=attempt
         )
         if batch is not None:
             rows = selection.keep(algorithm, batch)
             signals = term_totals(batch, {name: term.weight for name, term in terms.items()})
             totals = processes.add(totals, _totals(batch), signals, _group_totals(algorithm, batch, rows))
             domains = processes.add(domains, _domain_totals(batch))
+            if config.sampling.allocation is not None:
+                outcomes = processes.add(outcomes, _outcome_totals(algorithm, batch))
             if rows.any():
                 kept.append(batch.select(rows.nonzero()[:, 0]))
             last = batch
@@ -167,6 +170,8 @@ def _select_groups(
     batch = _first_groups(RolloutBatch.concat(kept) if kept else last, quota)
     everyone = processes.add(*processes.gather(accelerator, domains))
     sampler.observe({domain: value / count for domain, (value, count) in everyone.items() if count})
+    if config.sampling.allocation is not None:
+        sampler.observe_attempts(processes.add(*processes.gather(accelerator, outcomes)))
     if attempts > 1:  # rollouts that were paid for, as a multiple of those that were planned
         drawn = int(totals["rollout/unscored"][1])
         totals = {**totals, "selection/draws": (drawn, quota * config.sampling.group_size)}
@@ -175,12 +180,13 @@ def _select_groups(
     return batch, totals
 
 
-def _next_tasks(config: RunConfig, sampler: TaskSampler, accelerator: Accelerator) -> tuple[list[Task], int]:
-    """This process's share of newly drawn tasks, and the number of its first one."""
+def _next_tasks(config: RunConfig, sampler: TaskSampler, accelerator: Accelerator) -> tuple[list[Task], int, list[int]]:
+    """This process's share of newly drawn tasks, the number of its first one, and the sizes of all groups of the step."""
     num_tasks = config.sampling.tasks_per_step
     share = num_tasks // accelerator.num_processes
     first = accelerator.process_index * share
-    return sampler.next(num_tasks)[first : first + share], first
+    tasks = sampler.next(num_tasks)
+    return tasks[first : first + share], first, sampler.group_sizes(tasks, config.sampling.group_size)
 
 
 def _estimate(algorithm: AlgorithmConfig, inputs: recipe.CreditInputs, accelerator: Accelerator) -> Tensor:
@@ -245,28 +251,29 @@ def _roll_out_and_score(
     policy: nn.Module,
     tasks: list[Task],
     groups: Tensor,
+    sizes: list[int],
     terms: Mapping[str, WeightedTerm],
     accelerator: Accelerator,
     *,
     train_step: int,
     attempt: int,
 ) -> RolloutBatch | None:
-    """Scored rollouts of ``tasks`` as ``groups``; None where there is nothing to do."""
+    """Scored rollouts of ``tasks`` as ``groups``; None where there is nothing to do. ``sizes`` are those of the whole step."""
     num_tasks, per_task = config.sampling.tasks_per_step, config.sampling.group_size
     demonstrated = config.algorithm.source == "demonstrations"
-    per_task = 1 if demonstrated else per_task
-    seeds = rollout_seeds(config.seed, train_step, attempt, num_tasks * per_task).view(num_tasks, per_task)
-    mine = seeds[groups % num_tasks].flatten()
+    sizes = [1] * num_tasks if demonstrated else sizes
+    seeds = rollout_seeds(config.seed, train_step, attempt, sum(sizes)).split(sizes)
+    mine = [seeds[place] for place in (groups % num_tasks).tolist()]
     batch, failure = None, None
     if tasks:
         if demonstrated:
-            batch = adapter.demonstrate(policy, tasks, seeds=mine)
+            batch = adapter.demonstrate(policy, tasks, seeds=torch.cat(mine))
         else:
             rows = prompting.rollout_rows(config, tasks, groups.tolist(), train_step)
             if rows is None:
-                batch = adapter.rollout(policy, tasks, group_size=per_task, seeds=mine)
+                batch = _roll_out_groups(adapter, policy, tasks, mine)
             else:  # rollouts of a group are asked in different ways
-                batch = adapter.rollout(policy, rows, group_size=1, seeds=mine)
+                batch = adapter.rollout(policy, rows, group_size=1, seeds=torch.cat(mine))
                 batch = replace(batch, group_ids=batch.group_ids // per_task)
         batch = replace(batch, group_ids=groups[batch.group_ids])
         try:
@@ -275,6 +282,32 @@ def _roll_out_and_score(
             failure = error
     processes.raise_together(accelerator, failure)
     return batch
+
+
+def _roll_out_groups(adapter: Adapter, policy: nn.Module, tasks: list[Task], seeds: list[Tensor]) -> RolloutBatch:
+    """As many rollouts of each task as it has seeds, group-major; groups of one size are attempted together."""
+    parts = []
+    for size in sorted({len(part) for part in seeds}):
+        places = [place for place, part in enumerate(seeds) if len(part) == size]
+        part = adapter.rollout(
+            policy,
+            [tasks[place] for place in places],
+            group_size=size,
+            seeds=torch.cat([seeds[place] for place in places]),
+        )
+        parts.append(replace(part, group_ids=torch.tensor(places)[part.group_ids]))
+    return parts[0] if len(parts) == 1 else _by_group(RolloutBatch.concat(parts))
+
+
+def _outcome_totals(algorithm: AlgorithmConfig, batch: RolloutBatch) -> dict[str, tuple[float, float]]:
+    """Correct rollouts and all rollouts that have a metric, of each task."""
+    totals: dict[str, tuple[float, float]] = {}
+    known = ~selection_metric(algorithm, batch).isnan()
+    for task, is_correct, is_known in zip(batch.tasks, correct_rollouts(algorithm, batch).tolist(), known.tolist()):
+        if is_known:
+            successes, count = totals.get(task.id, (0.0, 0.0))
+            totals[task.id] = (successes + is_correct, count + 1)
+    return totals
 
 
 def _group_totals(algorithm: AlgorithmConfig, batch: RolloutBatch, rows: Tensor) -> processes.Totals:

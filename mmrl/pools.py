@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mmrl.allocation import AllocatingSampler
 from mmrl.errors import DataError
 from mmrl.failure_prefix import FailurePrefixSampler
 from mmrl.ladder import LadderSampler
@@ -144,6 +145,11 @@ class _Alternating(TaskSampler):
 
 def build_sampler(config: SamplingConfig, source: Sequence[Task], seed: int) -> TaskSampler:
     """The sampler that a config asks for."""
+    chosen = _choosing_sampler(config, source, seed)
+    return chosen if config.allocation is None else AllocatingSampler(chosen, config.allocation)
+
+
+def _choosing_sampler(config: SamplingConfig, source: Sequence[Task], seed: int) -> TaskSampler:
     if config.filter is not None:
         return FilteredSampler(source, config, config.filter, seed)
     if config.pairs is not None:

@@ -40,6 +40,10 @@ def require_conversations(config: RunConfig, source: Sequence[Task]) -> None:
             "prompting.templates and sampling.failure_prefix: failures are those of plain prompts, and both say how an answer "
             "starts; keep one of them."
         )
+    unequal = [name for name in ("prompting.scaffold", "prompting.demonstration_prefix") if name in used]
+    unequal += ["algorithm.source: demonstrations"] if config.algorithm.source == "demonstrations" else []
+    if config.sampling.allocation is not None and unequal:
+        raise ConfigError(f"sampling.allocation and {unequal[0]} both say what a group is made of; keep one of them.")
     if "prompting.demonstration_prefix" in used:
         _require_ordinary_rollouts(config)
 

@@ -47,6 +47,13 @@ class TaskSampler:
     def observe(self, domain_rewards: Mapping[str, float]) -> None:
         """Hear the mean reward of each domain in a step."""
 
+    def observe_attempts(self, attempts: Mapping[str, tuple[float, float]]) -> None:
+        """Hear the correct rollouts and all rollouts of each task of a step, by task id."""
+
+    def group_sizes(self, tasks: Sequence[Task], group_size: int) -> list[int]:
+        """Rollouts of each of the ``tasks`` of a step, ``group_size`` on average."""
+        return [group_size] * len(tasks)
+
     def prepare(self, measure: Measure) -> None:
         """Look at the policy before a step, where that decides what is drawn."""
 

@@ -99,6 +99,26 @@ class LadderConfig(Section):
     """Tasks that are always solved with a lower complexity than this are left out; absent keeps them."""
 
 
+class AllocationConfig(Section):
+    """Unequal groups (Reinforce-Ada "Est", arXiv 2510.04996): more rollouts of tasks that are expected to succeed rarely."""
+
+    low: int = Field(4, ge=2)
+    """Rollouts of the smallest group."""
+    high: int = Field(32, ge=2)
+    """Rollouts of the largest group; the mean stays ``group_size``."""
+    decay: float = Field(0.9, ge=0, le=1)
+    """Weight of a task's earlier attempts each time it is attempted again."""
+    prior: tuple[float, float] = (1.0, 1.0)
+    """Successes and failures that every task is credited with before the first attempt."""
+
+    @field_validator("prior")
+    @classmethod
+    def _expects_some_success(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not (value[0] > 0 and value[1] >= 0):
+            raise ValueError(f"expected a positive number of successes and no negative number of failures, found {value}.")
+        return value
+
+
 class SamplingConfig(Section):
     """Which tasks next, and how many rollouts of each."""
 
@@ -114,6 +134,8 @@ class SamplingConfig(Section):
     """Draw only tasks that the starting policy solves sometimes; absent draws all."""
     pairs: PairsConfig | None = None
     """Draw a hard and an easy task in turn; absent draws tasks as the source has them."""
+    allocation: AllocationConfig | None = None
+    """Give tasks groups of unequal size; absent gives each ``group_size`` rollouts."""
     failure_prefix: FailurePrefixConfig | None = None
     """Draw only nearly solved tasks, each to be continued from a failed attempt; absent asks tasks as they are."""
 
@@ -125,6 +147,16 @@ class SamplingConfig(Section):
         others = [name for name in ("domains", "pairs") if self.ladder is not None and getattr(self, name) is not None]
         if others:
             raise ValueError(f"ladder and {others[0]} each say which tasks come next; keep one of them.")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_be_that_large(self) -> SamplingConfig:
+        bounds = self.allocation
+        if bounds is not None and not bounds.low <= self.group_size <= bounds.high:
+            raise ValueError(
+                f"group_size is {self.group_size}, the mean of groups between allocation.low {bounds.low} and allocation.high "
+                f"{bounds.high}; it must lie between them."
+            )
         return self
 
     @model_validator(mode="after")

@@ -14,13 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from mmrl import processes
 from mmrl.checkpoint import policy_checksum
 from mmrl.errors import NumericsError, RewardError
-from mmrl.rewards import group_term
+from mmrl.probing import PolicyMeasure
+from mmrl.rewards import group_term, resolve_terms
 from mmrl.testing import BanditAdapter, share_of_right_arms
 from mmrl.trainer import Callbacks, Trainer
 
@@ -117,6 +119,49 @@ def test_minibatches_hold_the_same_groups_on_any_number_of_processes(bandit_conf
         bandit_config, BanditAdapter, algorithm="grpo", sampling={"tasks_per_step": 8}, optimizer={"eps": 1e-3},
         trainer={"num_steps": 3, "minibatches": 2},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"filter": {"rollouts": 3, "num_tasks": 7, "above": 0.0, "up_to": 0.9}},
+        {"pairs": {"rollouts": 5, "rare": 2}},
+        {"allocation": {"low": 2, "high": 8}},
+    ],
+    ids=lambda sampling: next(iter(sampling)),
+)
+def test_two_processes_choose_the_tasks_of_one(bandit_config, sampling):
+    # Three of the seven tasks are looked at by the second process; groups differ in size, and so do processes.
+    assert_two_processes_train_as_one(
+        bandit_config, BanditAdapter, sampling=sampling, algorithm={"name": "dr_grpo", "correct_above": 0.4},
+        trainer={"num_steps": 3},
+    )  # fmt: skip
+
+
+def test_two_processes_find_the_failures_of_one(bandit_config):
+    class Reasoning(BanditAdapter):
+        def reasoning_ids(self, outcome, until):
+            return (*outcome, len(until))
+
+    config, tasks = bandit_config(), BanditAdapter().task_source("train")[:7]
+
+    def look(accelerator):
+        adapter = Reasoning()
+        measure = PolicyMeasure(
+            config=config, adapter=adapter, policy=adapter.build_policy(), accelerator=accelerator, train_step=3,
+            terms=resolve_terms(config.rewards, adapter.reward_terms),
+        )  # fmt: skip
+        return [measure(tasks, 4, number, reasoning_until="end") for number in range(2)]
+
+    expected = look(SimpleNamespace(num_processes=1, process_index=0))
+    assert expected[0] != expected[1] and any(entry.wrong for entry in expected[0])
+
+    def compare(rank):
+        accelerator = Accelerator(cpu=True)
+        assert accelerator.num_processes == 2
+        assert look(accelerator) == expected
+
+    on_processes(2, compare)
 
 
 def only_contexts_0_and_1(task, outcome):
@@ -226,9 +271,13 @@ def test_a_signal_to_one_process_stops_all_and_they_resume_together(bandit_confi
 
 
 @pytest.mark.slow
-def test_a_run_under_torchrun_is_the_same_run(bandit_config, tmp_path):
+@pytest.mark.parametrize("sampling", [{}, {"filter": {"rollouts": 3, "num_tasks": 7, "up_to": 0.9}}], ids=["all", "filter"])
+def test_a_run_under_torchrun_is_the_same_run(bandit_config, tmp_path, sampling):
     # Adam divides a gradient by its own size, also one that is 1e-9 because sums were rounded in another order; hence eps.
-    config = bandit_config(name="one", optimizer={"learning_rate": 0.1, "eps": 1e-3})
+    config = bandit_config(
+        name="one", optimizer={"learning_rate": 0.1, "eps": 1e-3}, sampling=sampling,
+        algorithm={"name": "grpo", "correct_above": 0.4},
+    )  # fmt: skip
     Trainer(config, BanditAdapter(), cpu=True).run()
     script = tmp_path / "script.py"
     script.write_text(
