@@ -72,9 +72,7 @@ def main() -> int:
         generate(folder, max(arguments.rows))
         (folder / "run.yaml").write_text(CONFIG.format(policy=arguments.policy, folder=folder))
         measured = []
-        print(
-            f"{'rows':>7} {'seconds':>8} {'rows/s':>7} {'command MiB':>12} {'workers MiB':>12} {'shared once':>12} {'again s':>8}"
-        )
+        print("   rows  seconds  rows/s  command MiB  workers MiB  shared once  again s")
         for rows in sorted(arguments.rows):
             result = measure(folder, rows, arguments.workers, "--fresh")
             again = measure(folder, rows, arguments.workers)
@@ -95,7 +93,7 @@ def main() -> int:
 
 
 def generate(folder: Path, count: int) -> None:
-    """Rows with noise that is smooth enough to be like a photo in size: about 10 KB a picture."""
+    """Rows with smooth noise: about 10 KB a picture, as of a small photo."""
     random = np.random.default_rng(0)
     (folder / "images").mkdir()
     with (folder / "rows.jsonl").open("w", encoding="utf-8") as file:

@@ -104,7 +104,7 @@ class Conversion:
         others = pyarrow.schema([])
         for indices in batched(range(len(self.tasks)), BATCH_ROWS):
             tasks = [self.tasks[index] for index in indices]
-            given |= dict.fromkeys(name for task in tasks for name in self._row(task, _struct_reference) if name in _OURS)
+            given |= dict.fromkeys(name for task in tasks for name in self._our_columns(task, _struct_reference))
             names = dict.fromkeys(name for task in tasks for name in task.columns)
             columns = {name: [task.columns.get(name) for task in tasks] for name in names}
             try:
@@ -116,6 +116,9 @@ class Conversion:
         return pyarrow.schema([*((name, types[name]) for name in _OURS if name in given), *others])
 
     def _row(self, task: ChatTask, reference: Callable[[Any, str], Any]) -> dict[str, Any]:
+        return {**self._our_columns(task, reference), **task.columns}
+
+    def _our_columns(self, task: ChatTask, reference: Callable[[Any, str], Any]) -> dict[str, Any]:
         row: dict[str, Any] = {"id": task.id, "messages": [self._message(message, reference) for message in task.messages]}
         if task.answer or any(alias in task.columns for alias in ALIASES["answer"]):
             row["answer"] = task.answer
@@ -134,7 +137,7 @@ class Conversion:
         for ours, aliases in ALIASES.items():
             if ours not in row and any(alias in task.columns for alias in aliases):
                 self.columns[ours] = None
-        return {**row, **task.columns}
+        return row
 
     def _message(self, message: Mapping[str, Any], reference: Callable[[Any, str], Any]) -> dict[str, Any]:
         return {

@@ -31,6 +31,8 @@ REASONS: tuple[str, ...] = (
     # sounds
     "not a readable sound", "damaged sound", "samples that are not numbers", "empty clip", "silent clip", "clip too short",
     "clip too long", "clip without tokens", "unreadable audio",
+    # preferences
+    "not a preference", "no response", "several turns",
     # the whole prompt
     "prompt too long", "media token in the text", "placeholders and media differ", "refused by the policy",
 )  # fmt: skip

@@ -8,7 +8,7 @@ from PIL import Image
 from mmrl.chat import ChatTask
 from mmrl.data_show import ShownRow, Slot, encode_row, opened_media, write_page
 
-TOKENS = ["<user>", "see", "[IMG]", "[IMG]", "<b>", "[SND]", "[IMG]", "?"]
+TOKENS = ["<user>", "see", "[IMG]", "<b>", "[SND]", "?"]
 
 
 class Tokenizer:
@@ -35,7 +35,7 @@ class Frontend:
         )
 
     def encode(self, tasks):
-        return [{"input_ids": torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7]])}]
+        return [{"input_ids": torch.tensor([[0, 1, 2, 2, 3, 4, 2, 5]])}]
 
 
 def task():

@@ -1,6 +1,7 @@
 """Checks by several processes find what one finds, in order, and end with the check (`mmrl.data_workers`)."""
 
 import json
+import multiprocessing
 import os
 
 import pytest
@@ -46,11 +47,6 @@ def write(folder, count, **row):
     return DatasetConfig(path="rows.jsonl")
 
 
-def children():
-    with open(f"/proc/{os.getpid()}/task/{os.getpid()}/children") as file:
-        return file.read().split()
-
-
 def test_processes_find_what_one_process_finds(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     rows = [{"prompt": "?", "images": ["a.png"], "id": str(number % 60)} for number in range(70)]
@@ -60,9 +56,8 @@ def test_processes_find_what_one_process_finds(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     spec, media = file_spec("vision.media:opener", VisionRolloutConfig()), []
     config = DatasetConfig(path="rows.jsonl")
-    before = children()
     together = check_dataset(config, base_dir=tmp_path, spec=spec, workers=2, on_media=media.extend)
-    assert children() == before
+    assert multiprocessing.active_children() == []
     alone = check_dataset(config, base_dir=tmp_path, spec=spec, workers=1)
     assert together.tree() == alone.tree()
     assert [problem.row for problem in together.problems] == [41, 42, *range(61, 66), 66, 66, 67, 68, 69, 70]
@@ -85,20 +80,18 @@ def test_results_come_in_order_however_many_processes(tmp_path, forked):
     ],
 )
 def test_what_ends_a_worker_ends_the_check(tmp_path, forked, kind, error, message):
-    before = children()
     with pytest.raises(error, match=message):
         check_dataset(write(tmp_path, 200), base_dir=tmp_path, spec=forked(kind), workers=2)
-    assert children() == before
+    assert multiprocessing.active_children() == []
 
 
 def test_a_caller_that_stops_listening_ends_the_workers(tmp_path, forked):
-    before = children()
     config = write(tmp_path, 2000)
     chunks = data_workers.check_in_processes(config, tmp_path, forked("fine"), 2000, 2)
     next(chunks)
-    assert len(children()) == len(before) + 1
+    assert len(multiprocessing.active_children()) == 1
     chunks.close()
-    assert children() == before
+    assert multiprocessing.active_children() == []
 
 
 def test_few_rows_are_checked_here_and_more_by_a_process_a_core(monkeypatch):
