@@ -124,12 +124,13 @@ READERS: Mapping[str, Reader] = {
 def _item(reader: Reader, row: Mapping[str, Any], where: str, index: int, folder: Path | None) -> Item:
     found, groups = reader(row, where)
     kind = "video" if "video" in found else "image"
+    medium = found[kind]
+    if kind == "video" and isinstance(medium, str) and folder is not None and (folder / medium).is_dir():
+        medium = _frames(folder, medium, where)
     try:
-        medium = resolve_medium(found[kind], kind, kind, MediaRoot(folder, False))
+        medium = resolve_medium(medium, kind, kind, MediaRoot(folder, False))
     except RowError as error:
         raise error.at(where) from error
-    if kind == "video" and isinstance(medium, str) and Path(medium).is_dir():
-        medium = _frames(Path(medium), where)
     question = ({"type": kind, kind: medium}, {"type": "text", "text": re.sub(r"<image>\s*", "", str(found["question"]))})
     pair = Pair(
         id=f"{index + 1}/{found['id']}",
@@ -141,11 +142,11 @@ def _item(reader: Reader, row: Mapping[str, Any], where: str, index: int, folder
     return Item(pair=pair, groups=groups, unit=found["id"])
 
 
-def _frames(folder: Path, where: str) -> list[str]:
-    """`NUM_FRAMES` files of a folder of frames, evenly spread."""
-    files = sorted(str(path) for path in folder.iterdir() if path.is_file())
+def _frames(folder: Path, name: str, where: str) -> list[str]:
+    """`NUM_FRAMES` files of the folder of frames ``folder / name``, evenly spread, as paths from ``folder``."""
+    files = sorted(f"{name}/{path.name}" for path in (folder / name).iterdir() if path.is_file())
     if not files:
-        raise DataError(f"{where}: the video {folder.name} is an empty folder; expected its frames as files.")
+        raise DataError(f"{where}: the video {name!r} is an empty folder; expected its frames as files.")
     return [files[index] for index in np.linspace(0, len(files) - 1, min(NUM_FRAMES, len(files)), dtype=int)]
 
 

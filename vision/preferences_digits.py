@@ -1,8 +1,9 @@
 """Pairs of answers to questions about handwritten digits (`vision.digits`), one of them right.
 
 Easy pairs are answers to what the built-in policy reads off: which digit it is. Hard pairs need a step that nobody
-demonstrates: parity, comparison, sum. A demonstration writes the digits down and concludes. For an easy pair its verdict is the
-right one; for a hard pair it is drawn at random, so that it teaches the form of a verdict and nothing about the answer.
+demonstrates: parity, comparison, sum. A demonstration writes the digits down, then the response that it takes for right and its
+number. For an easy pair that is the right one; for a hard pair it is drawn at random, so that it teaches the form of a verdict
+and nothing about the answer.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class DigitPairs(Sequence[Pair]):
 
         def demonstrate(label: int) -> str:
             verdict = drawn if hard else label
-            return f"<think>{seen}\n{verdict} is better</think><answer>{verdict}</answer>"
+            said = task.answer if verdict == label else rejected
+            return f"<think>{seen}\n{said}: {verdict} is better</think><answer>{verdict}</answer>"
 
         return Pair(
             id=f"{self.split}/{kind}/{index}",
