@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import unicodedata
 
 import numpy as np
 import pytest
@@ -188,6 +189,8 @@ def test_t6_unusual_text_is_encoded_whole_or_refused(adapters, check, task):
     texts = ["\u0645\u0631\u062d\u0628\u0627 \u202eabc\u202c", "e\u0301\u0323", "\U0001f469\u200d\U0001f680", "a\0b"]
     tokenizer = adapters[OMNI].frontend.processor.tokenizer
     for text in texts:
-        assert text in tokenizer.decode(adapters[OMNI].frontend.encode([task(text)])[0]["input_ids"][0])
+        assert unicodedata.normalize("NFC", text) in tokenizer.decode(
+            adapters[OMNI].frontend.encode([task(text)])[0]["input_ids"][0]
+        )
     rows = [*({"prompt": text, "answer": text} for text in texts), {"prompt": "x" * 100_000, "answer": "1"}]
     assert found(check(adapters[OMNI], *rows)) == [(5, "prompt", "prompt too long")]

@@ -141,9 +141,11 @@ def test_banned_tokens_of_the_config_join_the_media_tokens():
         build_adapter(run_config(rollout={"banned_tokens": ["<|im_end|>"]}))
 
 
-def test_text_that_spells_a_media_token_is_refused_by_name(adapter, policy):
-    with pytest.raises(DataError, match=r"t: the text holds '<\|image_pad\|>'"):
-        adapter.rollout(policy, [task("see <|image_pad|>")], group_size=1, seeds=rollout_seeds(0, 0, 0, 1))
+def test_text_that_spells_a_media_token_stays_text(adapter, policy):
+    batch = adapter.rollout(policy, [task("see <|image_pad|>")], group_size=1, seeds=rollout_seeds(0, 0, 0, 1))
+    ids = batch.inputs.prompts[0]["input_ids"]
+    assert not (ids == adapter.frontend.processor.image_token_id).any()
+    assert "see <|image_pad|>" in adapter.frontend.processor.tokenizer.decode(ids[0])
 
 
 def test_a_prompt_over_the_limit_is_refused_and_at_the_limit_accepted(adapter, policy):
