@@ -36,7 +36,7 @@ TOPR = Miniature(
         "TOPR, 15% correct": ("algorithm=topr",),
     },
     overrides=(
-        *SMALL, "sampling.tasks_per_step=16", "trainer.num_steps=20", "trainer.epochs_per_batch=16", "trainer.minibatches=1",
+        *SMALL, "sampling.tasks_per_step=16", "trainer.num_steps=14", "trainer.epochs_per_batch=16", "trainer.minibatches=1",
         "evaluation.num_tasks=210", "evaluation.every=2",
     ),
     values=values,
