@@ -175,6 +175,14 @@ def test_the_teacher_is_asked_once_and_rows_of_advantage_zero_count(make):
     assert torch.equal(teacher.weight, before)
 
 
+def test_a_term_may_be_averaged_in_its_own_way(make):
+    terms = {**RAL, "attention_distillation": {"weight": 3.0, "aggregation": "sequence_sum"}, "teacher": TEACHER}
+    mask = torch.tensor([[True, True], [True, False]])
+    weights = make(auxiliary=terms).updater.auxiliary.weights(mask, "sequence_mean", num_decisions=3, num_rows=2)
+    assert weights["ral"].tolist() == [[12.5, 12.5], [25.0, 0.0]]  # 50 / (2 rows x length)
+    assert weights["attention_distillation"].tolist() == [[1.5, 1.5], [1.5, 0.0]]  # 3 / 2 rows
+
+
 def test_distillation_pulls_attention_to_the_teachers(make):
     run = make(auxiliary=TERMS["distillation"], trainer={"epochs_per_batch": 60})
     batch = uneven_rollouts(run.policy)

@@ -186,8 +186,8 @@ def test_black_ink_stays_and_white_ground_too():
 def test_the_region_of_a_grid_is_the_tokens_whose_centers_it_holds():
     shares = torch.arange(24.0).view(2, 12)  # two completion tokens over a grid of 3 x 4
     look = Look(shares=shares, grids=((3, 4),))
-    # 40 x 30 pixels, tokens of 10 x 10: the box holds the centers of row 1, columns 2 and 3
-    assert region_shares(look, (16, 8, 40, 22), (40, 30)).tolist() == [6 + 7, 18 + 19]
+    # 40 x 30 pixels, tokens of 10 x 10: the box holds the centers of row 1 (15), columns 1 to 3 (15, 25, 35)
+    assert region_shares(look, (14, 14, 36, 22), (40, 30)).tolist() == [5 + 6 + 7, 17 + 18 + 19]
     assert region_shares(look, (0, 0, 40, 30), (40, 30)).tolist() == [66, 210]
     assert look.maps(0)[0].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
