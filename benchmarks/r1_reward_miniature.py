@@ -2,12 +2,12 @@
 
     .venv/bin/python benchmarks/r1_reward_miniature.py --seeds 5
 
-Each arm and seed is one ``mmrl train`` of configs/vision/r1_reward_digits.yaml in a forked child (forked_runs.py); the arms differ
-in the overrides below only. A run that has finished is not repeated, one that was interrupted is resumed. Reported: held-out
-accuracy on easy and on hard pairs, each judged in both orders; whether the run collapsed (the share of right verdicts in training
-fell by more than a tenth from its first steps to its last); the share of decisions whose advantage the filter set to 0; the
-largest log-ratio of the run; and the accuracy of the majority of 1, 5 and 15 sampled verdicts. Medians over seeds with the lowest
-and highest seed; paired differences with Student's 95% interval.
+Each arm and seed is one ``mmrl train`` of configs/vision/r1_reward_digits.yaml in a forked child (forked_runs.py); the arms
+differ in the overrides below only. A run that has finished is not repeated, one that was interrupted is resumed. Reported:
+held-out accuracy on easy and on hard pairs, each judged in both orders; whether the run collapsed (the share of right verdicts
+in training fell by more than a tenth from its first steps to its last); the share of decisions whose advantage was filtered;
+the largest log-ratio of the run; and the accuracy of the majority of 1, 5 and 15 sampled verdicts. Medians over seeds with
+the lowest and highest seed; paired differences with Student's 95% interval.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ PROMPTS: Mapping[JudgingPrompt, str] = {
         "Question:\n{question}\n\nResponse 1:\n{first}\n\nResponse 2:\n{second}\n\n"
         "Write nothing but: <think>the comparison</think><answer>1 or 2</answer>"
     ),
-    "short": "{question}\n{first}: 1\n{second}: 2",
+    "short": "{question}\n{first} first\n{second} second",
 }
 """How a judge is asked; ``short`` is for models that were trained to judge and nothing else."""
 

@@ -2,7 +2,7 @@
 
 Easy pairs are answers to what the built-in policy reads off: which digit it is. Hard pairs need a step that nobody
 demonstrates: parity, comparison, sum. A demonstration writes the digits down, then the response that it takes for right and its
-number. For an easy pair that is the right one; for a hard pair it is drawn at random, so that it teaches the form of a verdict
+place. For an easy pair that is the right one; for a hard pair it is drawn at random, so that it teaches the form of a verdict
 and nothing about the answer.
 """
 
@@ -68,7 +68,8 @@ class DigitPairs(Sequence[Pair]):
         def demonstrate(label: int) -> str:
             verdict = drawn if hard else label
             said = task.answer if verdict == label else rejected
-            return f"<think>{seen}\n{said}: {verdict} is better</think><answer>{verdict}</answer>"
+            place = ("first", "second")[verdict - 1]
+            return f"<think>{seen}\n{said} {place} is better</think><answer>{verdict}</answer>"
 
         return Pair(
             id=f"{self.split}/{kind}/{index}",

@@ -51,7 +51,7 @@ def test_the_label_moves_with_the_better_response(prompt):
 def test_braces_in_responses_are_text_and_media_inside_of_a_question_stay_there():
     question = ({"type": "text", "text": "Compare "}, IMAGE, {"type": "text", "text": " and {first}"})
     task = judging_task(pair(question=question, chosen="{second}", rejected="{question}"), 1, "short")
-    assert plain_text(task) == "user: Compare <image> and {first}\n{second}: 1\n{question}: 2"
+    assert plain_text(task) == "user: Compare <image> and {first}\n{second} first\n{question} second"
 
 
 @pytest.mark.parametrize("seed", [0, 1])

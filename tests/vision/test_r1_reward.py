@@ -124,7 +124,7 @@ def test_what_cannot_be_read_is_not_right_and_a_task_without_an_answer_has_no_re
         ("Overall, response 1 is clearly the better one", 1),
         ("so the second response is more accurate", 2),
         ("Response 1 is worse.", 2),
-        ("7 3\nodd: 1 is better", 1),
+        ("7 3\nodd first is better", 1),
         ("I prefer response 2", 2),
         ("Response 1 is better. Response 2 is better.", None),
         ("Response 1 is worse, so response 2 is better", 2),
@@ -277,7 +277,7 @@ def test_a_trained_judge_rewards_another_run_and_is_asked_as_it_was_trained():
     )  # fmt: skip
     kinds = [part["type"] for part in asked.messages[0]["content"]]
     assert kinds == ["image"] * (len(kinds) - 1) + ["text"]
-    assert asked.messages[0]["content"][-1]["text"] == "Which digit?\n7: 1\n3: 2"
+    assert asked.messages[0]["content"][-1]["text"] == "Which digit?\n7 first\n3 second"
     # The judge is a random model, so it names nobody: every comparison is neutral and counted.
     judged = reward(shown, [said("<answer>7</answer>"), said("<answer>3</answer>")])
     assert judged.values == [0.5, 0.5]
