@@ -19,7 +19,7 @@ from mmrl.testing import BanditAdapter, share_of_right_arms
 ROOT = Path(__file__).parents[2]
 DIGITS = "configs/vision/read_digits.yaml"
 COMMANDS = [["train"], ["eval"], ["check"], ["export"], ["show"], ["schema"], ["report"], ["list"], ["data"],
-            ["data", "check"], ["data", "show"]]  # fmt: skip
+            ["data", "check"], ["data", "show"], ["replay"], ["reward"], ["reward", "lint"]]  # fmt: skip
 
 
 @pytest.fixture
