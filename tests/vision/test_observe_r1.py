@@ -1,5 +1,6 @@
 """Observe-R1's terms, configs and built-in policy against vision.md 1.3, 1.5 and 1.8."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -214,3 +215,37 @@ def test_the_observing_reader_has_two_more_tokens_and_the_same_weights(tmp_path)
     assert before.keys() == after.keys() and all((before[name] == after[name].to(before[name].dtype)).all() for name in before)
     with pytest.raises(ConfigError, match="rows of embeddings, too few for"):
         add_tags(shipped, tmp_path, [f"<{i}>" for i in range(200)])
+
+
+# ---- mmrl data profile --------------------------------------------------------------------------------------------------
+
+READ = str(CONFIGS / "read_digits.yaml")
+SHORT = ["--samples", "3", "--limit", "2", "rollout.max_new_tokens=12", "tasks.kinds=[read, sum]"]
+
+
+def test_the_command_profiles_built_in_tasks_for_the_ladder(tmp_path, capsys):
+    output = tmp_path / "profile.jsonl"
+    assert main(["data", "profile", READ, "--cpu", "--output", str(output), *SHORT]) == 0
+    printed = capsys.readouterr().out
+    assert "difficulty for this policy" in printed and f"profile {output}" in printed
+    rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    source = task_sources(load_run(Path(READ), ["tasks.kinds=[read, sum]"]))["train"]()
+    assert [(row["id"], row["domain"], row["answer"]) for row in rows] == [
+        (source[i].id, name, source[i].answer) for i, name in enumerate(["read", "sum"])
+    ]
+    assert all(round(3 * row["difficulty"], 6) in (0, 1, 2, 3) and 1 <= row["complexity"] <= 12 for row in rows)
+    assert main(["data", "profile", READ, "--cpu", "--output", str(output), *SHORT]) == 2
+    assert "exists already; choose another --output, or --overwrite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--output", "profile.csv"], "expected a name that ends in .jsonl or .parquet"),
+        (["--output", "profile.jsonl", "--samples", "0"], "--samples is 0; expected 1 or more"),
+        (["--output", "profile.jsonl", "--limit", "-1"], "--limit is -1; expected 1 or more"),
+    ],
+)
+def test_the_command_says_what_it_expects(options, message, capsys):
+    assert main(["data", "profile", READ, *options]) == 2
+    assert message in capsys.readouterr().err
