@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.5
 CONFIG = """\
 modality: vision
 policy: {{path: {policy}}}
@@ -115,9 +115,10 @@ def measure(folder: Path, rows: int, workers: int, *options: str) -> Measured:
     own = below = proportional = 0.0
     while process.poll() is None:
         children = descendants(process.pid)
-        own = max(own, memory(process.pid, "Rss"))
-        below = max(below, sum(memory(child, "Rss") for child in children))
-        proportional = max(proportional, sum(memory(pid, "Pss") for pid in (process.pid, *children)))
+        command_now, *below_now = [memory(pid) for pid in (process.pid, *children)]
+        own = max(own, command_now[0])
+        below = max(below, sum(resident for resident, _ in below_now))
+        proportional = max(proportional, sum(shared for _, shared in (command_now, *below_now)))
         time.sleep(POLL_SECONDS)
     seconds = time.perf_counter() - start
     output = process.stdout.read()
@@ -139,13 +140,14 @@ def descendants(pid: int) -> list[int]:
     return [found for child in children for found in (child, *descendants(child))]
 
 
-def memory(pid: int, kind: str) -> float:
-    """Mebibytes that a process has, 0 once it is gone."""
+def memory(pid: int) -> tuple[float, float]:
+    """Mebibytes that a process has, resident and proportional; 0 once it is gone."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{kind}:")), 0.0)
+        return 0.0, 0.0
+    found = {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines if line.startswith(("Rss:", "Pss:"))}
+    return found.get("Rss", 0.0), found.get("Pss", 0.0)
 
 
 if __name__ == "__main__":
