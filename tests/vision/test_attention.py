@@ -155,7 +155,8 @@ def test_only_queries_and_keys_of_the_last_layer_and_what_feeds_them_get_a_gradi
     moved = {name: parameter.grad is not None and bool(parameter.grad.any()) for name, parameter in last.named_parameters()}
     assert {name for name, is_moved in moved.items() if is_moved} == {
         "self_attn.q_proj.weight", "self_attn.q_proj.bias", "self_attn.k_proj.weight", "input_layernorm.weight",
-        *({"self_attn.k_proj.bias"} if moved["self_attn.k_proj.bias"] else ()),  # moves all scores of a row alike, but for rotation
+        # moves all scores of a row alike, but for rotation
+        *({"self_attn.k_proj.bias"} if moved["self_attn.k_proj.bias"] else ()),
     }  # fmt: skip
     assert policy.model.visual.patch_embed.proj.weight.grad.any()
 
