@@ -125,7 +125,8 @@ def build_parser() -> argparse.ArgumentParser:
                          help="algorithms (default), policies, or the name of an algorithm")  # fmt: skip
 
     replay_command.add_arguments(add("replay", replay_command.run, replay_command.SUMMARY, config=False))
-    reward = commands.add_parser("reward", help="look for ways to game rewards", description="Check rewards before training on them.")
+    summary = "look for ways to game rewards"
+    reward = commands.add_parser("reward", help=summary, description=f"Check rewards before training: {summary}.")
     checks = reward.add_subparsers(metavar="COMMAND", required=True)
     reward_command.add_arguments(add("lint", lint_command, reward_command.SUMMARY, parent=checks, config=False))
 
