@@ -16,6 +16,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import batched
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,14 @@ OpenMedia = Callable[[Any, Any], object]
 """``open_media(kind, ref)`` opens one medium as training would, or raises `DataError` (a `RowError` names its reason)."""
 CheckTask = Callable[[Any], object]
 """``check_task(task)`` raises `DataError` for a task that the policy cannot take, for example a prompt over its limit."""
-Checker = Callable[[Any], Iterable[RowError]]
-"""``checker(task)`` gives what is wrong with a task that could be read; its ``expects_answer`` (False where absent) says that
-something in the run needs answers."""
+Checker = Callable[[Sequence[Any]], Sequence[Sequence[RowError]]]
+"""``checker(tasks)`` gives for each task that could be read what is wrong with it; its ``expects_answer`` (False where absent)
+says that something in the run needs answers."""
 
 CHUNK_ROWS = 32
 """Rows that are checked between two looks at the progress, and by a worker at a time."""
+TASKS_AT_ONCE = 8
+"""Tasks that a checker gets together, since calling a processor costs more than a small picture does."""
 QUIET_SECONDS = 2.0
 """Nothing is said about progress before this much time."""
 REPORT_SECONDS = 5.0
@@ -77,7 +80,7 @@ class Chunk:
 def media_checker(open_media: OpenMedia, check_task: CheckTask | None = None) -> Checker:
     """A checker that opens every medium, then lets ``check_task`` judge what could be opened."""
 
-    def check(task: ChatTask) -> list[RowError]:
+    def check_one(task: ChatTask) -> list[RowError]:
         errors = list(open_all(task, open_media))
         if not errors and check_task is not None:
             try:
@@ -86,7 +89,7 @@ def media_checker(open_media: OpenMedia, check_task: CheckTask | None = None) ->
                 return [with_reason(error, getattr(error, "field", "row"), "refused by the policy")]
         return errors
 
-    return check
+    return lambda tasks: [check_one(task) for task in tasks]
 
 
 def file_spec(opener: str, limits: Any) -> CheckerSpec:
@@ -164,24 +167,26 @@ def check_rows(tasks: DatasetTasks, checker: Checker, rows: range) -> Chunk:
     strict = DatasetTasks(tasks.rows, tasks.config.model_copy(update={"on_bad_rows": "fail"}), tasks.media_root, tasks.indices)
     expects_answer = _has_answer_column(tasks) or getattr(checker, "expects_answer", False)
     chunk = Chunk(num_rows=len(rows))
-    for index in rows:
-        place = tasks.place(index)
 
-        def note(error: RowError, index: int = index, place: str = place) -> None:
-            problem = Problem(place=place, row=tasks.number(index), field=error.field, reason=error.reason, detail=error.detail)
-            chunk.problems.append((index, problem))
+    def note(index: int, error: RowError) -> None:
+        problem = Problem(
+            place=tasks.place(index), row=tasks.number(index), field=error.field, reason=error.reason, detail=error.detail
+        )
+        chunk.problems.append((index, problem))
 
-        task = _read(strict, tasks, index, note)
-        if task is None:
-            continue
-        if task.id != task.source:
-            chunk.ids.append((index, int.from_bytes(hashlib.blake2b(task.id.encode(), digest_size=8).digest())))
-        if expects_answer and not task.answer.strip():
-            wanted = "while the dataset has an answer column" if _has_answer_column(tasks) else "and rewards of the run read it"
-            note(RowError("answer", "empty answer", f"found {task.answer!r}, {wanted}."))
-        for error in checker(task):
-            note(error)
-        chunk.media += [entry for _, ref in _media(task) for entry in _stamps(ref)]
+    for group in batched(rows, TASKS_AT_ONCE):
+        readable = {index: task for index in group if (task := _read(strict, tasks, index, note)) is not None}
+        found = checker(list(readable.values())) if readable else ()
+        for (index, task), errors in zip(readable.items(), found):
+            if task.id != task.source:
+                chunk.ids.append((index, int.from_bytes(hashlib.blake2b(task.id.encode(), digest_size=8).digest())))
+            if expects_answer and not task.answer.strip():
+                who = "the dataset has an answer column" if _has_answer_column(tasks) else "rewards of the run read it"
+                note(index, RowError("answer", "empty answer", f"found {task.answer!r}, while {who}."))
+            for error in errors:
+                note(index, error)
+            chunk.media += [entry for _, ref in _media(task) for entry in _stamps(ref)]
+    chunk.problems.sort(key=lambda found: found[0])  # of a group, what could not be read came first
     chunk.media = list(dict.fromkeys(chunk.media))
     return chunk
 
@@ -239,18 +244,18 @@ def with_progress[T](
             bar.stop()
 
 
-def _read(strict: DatasetTasks, tasks: DatasetTasks, index: int, note: Callable[[RowError], None]) -> ChatTask | None:
+def _read(strict: DatasetTasks, tasks: DatasetTasks, index: int, note: Callable[[int, RowError], None]) -> ChatTask | None:
     """The task at ``index``, None if it cannot be read; a fix that it needed is noted."""
     try:
         return strict[index]
     except RowError as error:
-        note(error)
+        note(index, error)
         if tasks.config.policy(error.reason) != "fix":
             return None
     try:
         return tasks[index]
     except RowError as error:
-        note(error)
+        note(index, error)
         return None
 
 

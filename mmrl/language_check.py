@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ def build_checker(builder: str, config: RunConfig) -> LanguageChecker:
 
 
 class LanguageChecker:
-    """``checker(task)`` encodes the task as a rollout does and looks for what rewards ask of it."""
+    """``checker(tasks)`` encodes tasks as a rollout does and looks for what rewards ask of them."""
 
     def __init__(self, config: RunConfig, adapter: LanguageAdapter) -> None:
         self.adapter = adapter
@@ -56,8 +56,15 @@ class LanguageChecker:
         """Reward terms by the column that they ask for."""
         self.expects_answer = "answer" in self.needed
 
-    def __call__(self, task: ChatTask) -> list[RowError]:
-        errors = self._encoding_errors(task)
+    def __call__(self, tasks: Sequence[ChatTask]) -> list[list[RowError]]:
+        try:
+            self.adapter.encode(tasks)
+        except DataError:
+            return [[*self._encoding_errors(task), *self._missing_columns(task)] for task in tasks]
+        return [self._missing_columns(task) for task in tasks]
+
+    def _missing_columns(self, task: ChatTask) -> list[RowError]:
+        errors = []
         for column, terms in self.needed.items():
             if column != "answer" and column not in task.columns and getattr(task, column, None) is None:
                 found = ", ".join(task.columns) or "none"

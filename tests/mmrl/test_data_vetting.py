@@ -25,9 +25,9 @@ CALLS = []
 def build_recorder(reason):
     """A checker that remembers which tasks it saw, and refuses those that say so."""
 
-    def check(task):
-        CALLS.append(task.source)
-        return [RowError("prompt", reason, "it says so.")] if "bad" in plain_text(task) else []
+    def check(tasks):
+        CALLS.extend(task.source for task in tasks)
+        return [[RowError("prompt", reason, "it says so.")] if "bad" in plain_text(task) else [] for task in tasks]
 
     return check
 
