@@ -221,6 +221,8 @@ def eval_command(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(config.trainer.num_threads)
     adapter = build_adapter(config)
     source = adapter.task_source(config.evaluation.split)
+    for text in getattr(source, "notices", ()):
+        print(f"mmrl: {text}", file=sys.stderr)
     terms = resolve_terms(config.rewards, adapter.reward_terms, lambda: source)
     policy = adapter.build_policy()
     if arguments.checkpoint is not None:
