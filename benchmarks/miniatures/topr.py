@@ -37,7 +37,7 @@ TOPR = Miniature(
     },
     overrides=(
         *SMALL, "sampling.tasks_per_step=16", "trainer.num_steps=14", "trainer.epochs_per_batch=16", "trainer.minibatches=1",
-        "evaluation.num_tasks=210", "evaluation.every=2",
+        "optimizer.learning_rate=1.0e-4", "evaluation.num_tasks=210", "evaluation.every=2",
     ),
     values=values,
     measure=lambda run_dir: {"kl_to_start": kl_to_start(run_dir)},
