@@ -27,7 +27,7 @@ ESTIMATORS = {
     for label, surrogate in {"REINFORCE": "policy_gradient", "PPO clip": "clip", "delightful": "delight"}.items()
 }
 NUM_TASKS, GROUP_SIZE, MANY = 48, 16, 64
-NOISE = 4.0
+NOISE = 3.0
 """Standard deviation of the noise on logits."""
 GROUPS_PER_PASS = 8
 
