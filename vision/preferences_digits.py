@@ -1,9 +1,9 @@
 """Pairs of answers to questions about handwritten digits (`vision.digits`), one of them right.
 
-Easy pairs are answers to what the built-in policy reads off: which digit it is. Hard pairs need a step that nobody
-demonstrates: parity, comparison, sum. A demonstration writes the digits down, then the response that it takes for right and its
-place. For an easy pair that is the right one; for a hard pair it is drawn at random, so that it teaches the form of a verdict
-and nothing about the answer.
+In an easy pair the other response does not answer the question: a word where a number is asked for, or the reverse. That shows
+in the text alone. In a hard pair both responses could be right, and only the image tells. A demonstration writes the digits
+down, then the response that it takes for right and its place. For an easy pair that is the right one; for a hard pair it is drawn
+at random, so that it teaches the form of a verdict and nothing about the answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ WRONG_ANSWERS: Mapping[str, Callable[[ChatTask], Sequence[str]]] = {
     "larger": lambda task: [str(digit) for digit in task.columns["digits"] if str(digit) != task.answer],
     "sum": lambda task: [str(n) for n in range(19) if 0 < abs(n - int(task.answer)) <= 3],
 }
-"""What the other response may say, by kind of question."""
+"""What the other response of a hard pair may say, by kind of question."""
+WORDS = ("even", "odd", "yes", "no")
+DIGITS = tuple(map(str, range(10)))
 
 
 class DigitPairs(Sequence[Pair]):
@@ -60,7 +62,8 @@ class DigitPairs(Sequence[Pair]):
         )
         task = self.questions[kind][index]
         rng = np.random.default_rng((self.seed, self.split == "train", index, 1))
-        others = WRONG_ANSWERS[kind](task)
+        unfitting = DIGITS if task.answer in WORDS else WORDS
+        others = WRONG_ANSWERS[kind](task) if hard else unfitting
         rejected = others[rng.integers(len(others))]
         drawn = int(rng.integers(1, 3))
         seen = " ".join(map(str, task.columns["digits"]))

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -31,7 +32,7 @@ def pair(index=0, **more):
 
 
 def digit_pairs(split="train", easy_share=0.9, **more):
-    kinds = {"easy_kinds": ("read", "read_first", "read_second"), "hard_kinds": ("parity", "above_four", "larger", "sum")}
+    kinds = {"easy_kinds": ("read", "parity", "above_four"), "hard_kinds": ("parity", "above_four", "larger", "sum")}
     return DigitPairs(**kinds, easy_share=easy_share, split=split, **({"num_pairs": 400} | more))
 
 
@@ -90,6 +91,7 @@ def test_rows_name_the_better_response_by_their_columns_or_by_a_number(tmp_path)
     rows = [{"prompt": "What?", "one": "cat", "two": "dog", "answer": answer} for answer in (1, "2", ["<answer>2</answer>"])]
     found = dataset(tmp_path, rows, responses=["one", "two"], preference="answer")
     assert [entry.chosen for entry in found] == ["cat", "dog", "dog"]
+    assert [entry.rejected for entry in found] == ["dog", "cat", "cat"]
 
 
 def test_finished_prompts_keep_their_order(tmp_path):
@@ -149,7 +151,11 @@ def test_one_response_is_right_and_the_other_is_not():
             "parity": lambda d: "odd" if d[0] % 2 else "even", "above_four": lambda d: "yes" if d[0] > 4 else "no",
         }[kind](digits)  # fmt: skip
         assert entry.chosen == str(right) and entry.rejected != entry.chosen
-        kinds[kind] += 1
+        same_sort = entry.chosen.isdigit() == entry.rejected.isdigit()
+        assert same_sort == (entry.domain == "hard")  # an easy one shows in the text
+        if entry.domain == "hard":
+            assert entry.rejected in WRONG_ANSWERS[kind](SimpleNamespace(answer=str(right), columns={"digits": digits}))
+        kinds[entry.domain, kind] += 1
     assert len(kinds) == 7 and min(kinds.values()) >= 12
     again, other = digit_pairs(easy_share=0.4)[5], digit_pairs(easy_share=0.4, seed=1)[5]
     assert (again.chosen, again.rejected) == (source[5].chosen, source[5].rejected)
@@ -196,8 +202,11 @@ class Stub:
 
 def attempts_of(needed, batch_size=2):
     pairs = [pair(id=f"p{count}{index}") for index, count in enumerate(needed)]
-    tasks = PairTasks(pairs, prompt="short", order="balanced", seed=1)
-    return tasks, list(attempt_pairs(Stub(), None, tasks, total=len(pairs), attempts=3, batch_size=batch_size, seed=0))
+    tasks, stub = PairTasks(pairs, prompt="short", order="balanced", seed=1), Stub()
+    found = list(attempt_pairs(stub, None, tasks, total=len(pairs), attempts=3, batch_size=batch_size, seed=0))
+    asked = Counter(name for call in stub.asked for name in call)
+    assert [asked[task.id] for task in tasks] == [min(count, 3) for count in needed]  # nobody is asked again
+    return tasks, found
 
 
 def test_attempts_stop_at_the_first_right_verdict_and_keep_it():
@@ -213,6 +222,7 @@ def test_warmup_imitates_solved_pairs_and_reinforcement_learning_gets_hard_ones(
     solved, hard = keep_attempts(found, keep="solved"), keep_attempts(found, keep="hard")
     assert [entry.index for entry in solved] == [0, 1, 3, 4] and [entry.index for entry in hard] == [1, 2, 3, 5]
     assert [entry.index for entry in keep_attempts(found, keep="hard", min_attempts=3)] == [1, 2, 5]
+    assert [entry.index for entry in keep_attempts(found, keep="hard", min_attempts=4)] == [2, 5]  # never solved: always hard
     imitated = PairTasks(tasks.pairs, prompt="short", order="balanced", seed=7, attempts=solved)
     for index, entry in enumerate(solved):  # the order in which the verdict was written, whatever the seed
         assert imitated[index].answer == str(entry.label) == str(verdict_of(imitated[index].demonstration))
