@@ -2,7 +2,7 @@
 
 A policy is trained with GRPO. At the start and at each checkpoint its gradient is estimated from rollouts of corrupted actors
 and compared with its policy gradient from many rollouts of its own, on the same tasks. *clean*: rollouts of its own, as few as
-of the others, which is what sampling noise leaves. *noisy*: half of each group from an actor with Gaussian noise on its logits.
+of the others, which is what sampling noise leaves. *noise*: half of each group from an actor with Gaussian noise on its logits.
 *stale*: all from the weights at the start.
 """
 
@@ -26,9 +26,9 @@ ESTIMATORS = {
     label: AlgorithmConfig(advantage="group_center", surrogate=surrogate, aggregation="token_mean")
     for label, surrogate in {"REINFORCE": "policy_gradient", "PPO clip": "clip", "delightful": "delight"}.items()
 }
-NUM_TASKS, GROUP_SIZE, MANY = 48, 16, 64
-NOISE = 3.0
-"""Standard deviation of the noise on logits."""
+NUM_TASKS, GROUP_SIZE, MANY = 40, 16, 48
+NOISE = (2.0, 4.0)
+"""Standard deviations of the noise on logits: some completions become nonsense, or most of them."""
 GROUPS_PER_PASS = 8
 
 
@@ -42,10 +42,12 @@ def measure(run_dir: Path) -> dict[str, Any]:
         policy = subject.policy(checkpoint) if checkpoint is not None else start
         target = gradients(subject, policy, subject.attempt(policy, tasks, MANY, stream=0))["REINFORCE"]
         own = subject.attempt(policy, tasks, GROUP_SIZE, stream=1)
-        with noisy_logits(policy, seed=subject.config.seed):
-            other = subject.attempt(policy, tasks, GROUP_SIZE // 2, stream=2)
+        actors = {"clean": own}
         first_half = (torch.arange(len(own)) % GROUP_SIZE < GROUP_SIZE // 2).nonzero()[:, 0]
-        actors = {"clean": own, "noisy": RolloutBatch.concat([own.select(first_half), other])}
+        for noise in NOISE:
+            with noisy_logits(policy, noise, seed=subject.config.seed):
+                other = subject.attempt(policy, tasks, GROUP_SIZE // 2, stream=2)
+            actors[f"noise {noise:g}"] = RolloutBatch.concat([own.select(first_half), other])
         if policy is not start:
             actors["stale"] = subject.attempt(start, tasks, GROUP_SIZE, stream=3)
         for actor, batch in actors.items():
@@ -57,11 +59,11 @@ def measure(run_dir: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def noisy_logits(policy: nn.Module, seed: int) -> Iterator[None]:
-    """Within, an actor that samples from logits with noise; its log-probabilities are those it samples from."""
+def noisy_logits(policy: nn.Module, noise: float, seed: int) -> Iterator[None]:
+    """Within, an actor whose logits have Gaussian noise of this standard deviation; its log-probabilities have it too."""
     generator = torch.Generator().manual_seed(seed)
     hook = policy.get_output_embeddings().register_forward_hook(
-        lambda module, inputs, logits: logits + NOISE * torch.randn(logits.shape, generator=generator)
+        lambda module, inputs, logits: logits + noise * torch.randn(logits.shape, generator=generator)
     )
     try:
         yield
