@@ -1,7 +1,7 @@
-"""Questions whose answer sits in a small region of a larger image: one colored digit among others.
+"""Questions whose answer sits in a small region of a larger image: the red digit among others.
 
 The scans are those of `vision.digits` with the same split. A canvas of 3 x 3 cells shows digits of different colors in random
-cells; the question names a color. The task says where the asked digit is, so that attention on it can be measured.
+cells; the question asks for the red one. The task says where it is, so that attention on it can be measured.
 
 A single digit and pairs are demonstrated in supervised warm-up. Crowds of five are never demonstrated: what helps there is to
 look at the right place, and only the reward says which that is.
@@ -24,6 +24,8 @@ CANVAS_SIZE = NUM_CELLS * IMAGE_SIZE
 COLORS: Mapping[str, tuple[int, int, int]] = {
     "red": (215, 20, 20), "green": (0, 150, 20), "blue": (20, 40, 230), "black": (0, 0, 0), "orange": (255, 150, 0),
 }  # fmt: skip
+ASKED = "red"
+"""The color of the digit that is asked for. One color for all tasks, so that where to look depends on the image alone."""
 NUM_DIGITS: Mapping[str, int] = {"alone": 1, "pair": 2, "crowd": 5}
 """Digits on the canvas by question kind."""
 DEMONSTRATED = frozenset({"alone", "pair"})
@@ -50,14 +52,14 @@ class PlacedDigitTasks(Sequence[ChatTask]):
         count = NUM_DIGITS[kind]
         scans = rng.choice(len(self.labels), size=count, replace=False)
         cells = rng.choice(NUM_CELLS**2, size=count, replace=False)
-        colors = rng.permutation(list(COLORS))[:count]
+        colors = [ASKED, *rng.permutation([color for color in COLORS if color != ASKED])[: count - 1]]
         canvas = Image.new("RGB", (CANVAS_SIZE, CANVAS_SIZE), "white")
         boxes = [cell_box(int(cell)) for cell in cells]
         for scan, box, color in zip(scans, boxes, colors):
             digit = render(self.images[scan], rng if self.split == "train" else None)
             canvas.paste(colored(digit, COLORS[str(color)]), box[:2])
         answer = str(int(self.labels[scans[0]]))
-        question = f"Which digit is {colors[0]}?"
+        question = f"Which digit is {ASKED}?"
         return ChatTask(
             id=f"{self.split}/{kind}/{index}",
             domain=kind,
