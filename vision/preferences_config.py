@@ -64,7 +64,7 @@ class DigitPreferenceTasksConfig(Section):
     """Judging pairs of answers to the built-in questions about digits, of which one is right."""
 
     name: Literal["digit_preferences"]
-    easy_kinds: tuple[PairKind, ...] = ("read", "parity", "above_four")
+    easy_kinds: tuple[PairKind, ...] = ("read", "read_first", "read_second")
     """Questions of easy pairs, in equal shares: one response does not answer the question. Warm-up demonstrates the verdict."""
     hard_kinds: tuple[PairKind, ...] = ("parity", "above_four")
     """Questions of hard pairs: both might be right. Warm-up demonstrates a random verdict, so only reward teaches these."""

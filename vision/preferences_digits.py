@@ -2,8 +2,8 @@
 
 In an easy pair the other response does not answer the question: a word where a number is asked for, or the reverse. That shows
 in the text alone. In a hard pair both responses could be right, and only the image tells. A demonstration writes the digits
-down, then the response that it takes for right and its place. For an easy pair that is the right one; for a hard pair it is drawn
-at random, so that it teaches the form of a verdict and nothing about the answer.
+down, then the response that it takes for right and its place. For an easy pair that is the right one; for a hard pair it is
+drawn at random, so that it teaches the form of a verdict and nothing about the answer.
 """
 
 from __future__ import annotations
