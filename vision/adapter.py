@@ -17,7 +17,7 @@ from mmrl.language_check import run_spec
 from mmrl.rewards import TEXT_TERMS
 from vision.attention_maps import illustrate
 from vision.config import DatasetTasksConfig, PlacedDigitTasksConfig, VisionRunConfig
-from vision.digits import OBSERVE_TAGS, DigitTasks, tokenizer_corpus
+from vision.digits import CONFIDENCE_TAGS, OBSERVE_TAGS, DigitTasks, tokenizer_corpus
 from vision.frontend import VisionFrontend
 from vision.observe_r1 import OBSERVE_TERMS
 from vision.placed_digits import PlacedDigitTasks
@@ -67,9 +67,10 @@ def resolve_policy(path: str, *, seed: int) -> str:
                 "mmrl export of the same config --dtype bfloat16 --to vision/assets/digit_judge."
             )
         return str(ASSETS / "digit_judge")
-    if path == "digit-reader-observe":
+    further_tags = {"digit-reader-observe": OBSERVE_TAGS, "digit-reader-confidence": CONFIDENCE_TAGS}
+    if path in further_tags:
         directory = tempfile.mkdtemp(prefix="mmrl-tiny-")
-        add_tags(ASSETS / "digit_reader", Path(directory), OBSERVE_TAGS)
+        add_tags(ASSETS / "digit_reader", Path(directory), further_tags[path])
         return directory
     if path == "digit-observer":
         if not (ASSETS / "digit_observer").is_dir():

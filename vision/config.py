@@ -16,6 +16,7 @@ BUILTIN_POLICIES = {
     "digit-reader": "the same, warmed up by configs/vision/read_digits_warmup.yaml: reads digits, knows the form of answers",
     "digit-judge": "digit-reader, warmed up by configs/vision/r1_reward_digits_warmup.yaml: judges easy pairs of answers",
     "digit-reader-observe": "digit-reader with <observe> and </observe> as further tokens, where the next one starts from",
+    "digit-reader-confidence": "digit-reader with <analysis> and <confidence> tags as further tokens, to state a confidence",
     "digit-observer": "warmed up by configs/vision/observe_r1_digits_warmup.yaml: observes, thinks too long, answers",
 }
 

@@ -79,6 +79,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 OBSERVE_TAGS = ("<observe>", "</observe>")
+CONFIDENCE_TAGS = ("<analysis>", "</analysis>", "<confidence>", "</confidence>")
 MAX_REPEATS = 6
 
 

@@ -58,7 +58,7 @@ RLCR = Miniature(
     arms={"accuracy only": (term("brier", 0.0),), "RLCR": (term("brier", 0.5),)},
     overrides=(
         *SMALL, "algorithm=dr_grpo", "rewards.accuracy=0", term("confidence_format", 0.5), term("answer", 0.5),
-        "rollout.max_new_tokens=56", "sampling.tasks_per_step=16", "evaluation.num_tasks=350",
+        "rollout.max_new_tokens=24", "evaluation.num_tasks=350",
     ),
     values=values,
     measure=measure,
