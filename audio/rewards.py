@@ -23,10 +23,8 @@ import re
 from collections.abc import Mapping
 
 from mmrl.adapter import RewardTerm
-from mmrl.chat import ChatTask, Completion, plain_text
+from mmrl.chat import ChatTask, Completion, first_block, plain_text
 
-_ANSWER = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL)
-_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _STOP_WORDS = frozenset({
     "a", "an", "and", "are", "as", "at", "be", "by", "can", "do", "does", "for", "from", "has", "have", "he", "her", "his",
     "how", "i", "in", "is", "it", "its", "of", "on", "or", "she", "so", "that", "the", "their", "then", "there", "these",
@@ -36,20 +34,21 @@ _STOP_WORDS = frozenset({
 
 def first_answer(text: str) -> str | None:
     """What stands in the first ``<answer>...</answer>``, stripped; None without a closed pair of tags."""
-    found = _ANSWER.search(text)
-    return found[1].strip() if found else None
+    found = first_block(text, "answer")
+    return None if found is None else found.strip()
 
 
 def answer_span(text: str) -> str | None:
     """What stands between the first ``<answer>`` and the last ``</answer>`` (NeMo-RL); None without them."""
-    found = re.search(r"<answer>(.*)</answer>", text, re.DOTALL)
-    return found[1].strip() if found else None
+    _, opened, rest = text.partition("<answer>")
+    inside, closed, _ = rest.rpartition("</answer>")
+    return inside.strip() if opened and closed else None
 
 
 def thinking(text: str) -> str | None:
     """What stands in the first ``<think>...</think>``, stripped; None without a closed pair of tags."""
-    found = _THINK.search(text)
-    return found[1].strip() if found else None
+    found = first_block(text, "think")
+    return None if found is None else found.strip()
 
 
 def accuracy_text(task: ChatTask, completion: Completion) -> float | None:
@@ -91,18 +90,22 @@ def format_answer(task: ChatTask, completion: Completion) -> float:
 
 def format_think(task: ChatTask, completion: Completion) -> float:
     """1.0 if the completion is ``<think>...</think><answer>...</answer>`` and no more (R1-AQA with thinking, Ke-Omni-R)."""
-    return float(re.fullmatch(r"<think>.*?</think>\s*<answer>.*?</answer>", completion.text.strip(), re.DOTALL) is not None)
+    text = completion.text.strip()
+    if not (text.startswith("<think>") and text.endswith("</answer>")):
+        return 0.0
+    return float(re.search(r"</think>\s*<answer>", text[len("<think>") : -len("</answer>")]) is not None)
 
 
 def format_loose(task: ChatTask, completion: Completion) -> float:
     """1.0 if the completion holds a think block and ends with an answer block (AudioRubrics)."""
-    ends = re.search(r"<answer>.*?</answer>\Z", completion.text.strip(), re.DOTALL)
-    return float(_THINK.search(completion.text) is not None and ends is not None)
+    before, closed, after = completion.text.strip().rpartition("</answer>")
+    ends = bool(closed) and not after and "<answer>" in before
+    return float(thinking(completion.text) is not None and ends)
 
 
 def format_graded(task: ChatTask, completion: Completion) -> float:
     """0.25 for a pair of think tags and 0.75 for a pair of answer tags (NeMo-RL)."""
-    return 0.25 * (_THINK.search(completion.text) is not None) + 0.75 * (_ANSWER.search(completion.text) is not None)
+    return 0.25 * (thinking(completion.text) is not None) + 0.75 * (first_answer(completion.text) is not None)
 
 
 def think_present(task: ChatTask, completion: Completion) -> float:

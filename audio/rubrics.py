@@ -10,7 +10,6 @@ criteria alone, one request a rollout; then 0.5 for the whole group, which its a
 from __future__ import annotations
 
 import math
-import re
 import statistics
 import threading
 import time
@@ -36,7 +35,7 @@ from audio.rubrics_questions import (
     read_weights,
     shown,
 )
-from mmrl.chat import ChatTask, Completion
+from mmrl.chat import ChatTask, Completion, first_block
 from mmrl.judge import JudgeClient, JudgeError, JudgeRequest
 from mmrl.rewards import Judged, judged_term
 from mmrl.types import Media
@@ -62,8 +61,8 @@ class Kept:
 
 def think_text(completion: str) -> str:
     """The text of the first think block; all of the completion if it has none."""
-    found = re.search(r"<think>(.*?)</think>", completion, flags=re.DOTALL)
-    return found[1].strip() if found else completion
+    found = first_block(completion, "think")
+    return completion if found is None else found.strip()
 
 
 def count_words(text: str) -> int:
@@ -288,8 +287,8 @@ class RubricTerm:
         """What the judge is told of a rollout's answer."""
         if self.correct(task, completion) == 1:
             return "CORRECT"
-        chosen = re.search(r"<answer>\s*(.*?)\s*</answer>", completion.text, flags=re.DOTALL)
-        return f"WRONG (chose {chosen[1][:80]})" if chosen and chosen[1] else "WRONG (no parseable answer)"
+        chosen = (first_block(completion.text, "answer") or "").strip()
+        return f"WRONG (chose {chosen[:80]})" if chosen else "WRONG (no parseable answer)"
 
     def _note(self, record: Mapping[str, Any]) -> None:
         scores, mode = record["scores"], record["mode"]

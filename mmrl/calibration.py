@@ -21,7 +21,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from mmrl.chat import ChatTask, Completion
+from mmrl.chat import ChatTask, Completion, first_block
 from mmrl.rewards import same_answer
 
 TAGS = ("think", "answer", "analysis", "confidence")
@@ -30,9 +30,11 @@ NUM_BINS = 10
 
 def stated_confidence(text: str) -> float | None:
     """The number in the only ``<confidence>`` of a well-formed completion; None if anything of the form is wrong."""
+    if any(text.count(f"<{tag}>") != 1 or text.count(f"</{tag}>") != 1 for tag in TAGS):
+        return None
     inside = r"\s*".join(rf"<{tag}>(?P<{tag}>.*?)</{tag}>" for tag in TAGS)
     match = re.fullmatch(inside, text.strip(), flags=re.DOTALL)
-    if match is None or any(text.count(f"<{tag}>") != 1 or text.count(f"</{tag}>") != 1 for tag in TAGS):
+    if match is None:
         return None
     try:
         value = float(match["confidence"])
@@ -98,8 +100,8 @@ def calibration_summary(records: Sequence[tuple[float, float] | None]) -> dict[s
 
 
 def _is_right(task: ChatTask, completion: Completion) -> bool:
-    found = re.search(r"<answer>(.*?)</answer>", completion.text, flags=re.DOTALL)
-    return found is not None and same_answer(found[1], task.answer)
+    given = first_block(completion.text, "answer")
+    return given is not None and same_answer(given, task.answer)
 
 
 def _confidence_and_correct(task: ChatTask, completion: Completion) -> tuple[float, float] | None:

@@ -90,6 +90,13 @@ def media_parts(task: ChatTask) -> Iterator[tuple[MediaKind, Any]]:
                 yield part["type"], part[part["type"]]
 
 
+def first_block(text: str, tag: str) -> str | None:
+    """What stands between the first ``<tag>`` and the next ``</tag>``; None without them. Linear in any text."""
+    _, opened, rest = text.partition(f"<{tag}>")
+    inside, closed, _ = rest.partition(f"</{tag}>")
+    return inside if opened and closed else None
+
+
 def around_question(messages: Sequence[Message], before: str, after: str) -> tuple[Message, ...]:
     """``messages`` with text in front of the last user turn's first text, and behind all of that turn."""
     last = max(index for index, message in enumerate(messages) if message["role"] == "user")

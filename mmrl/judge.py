@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import threading
 import time
 from collections import Counter
@@ -208,14 +207,22 @@ class JudgeClient:
 
 def parse_object(text: str) -> dict[str, Any]:
     """The JSON object that ``text`` is, with or without one code fence around it; ValueError for anything else."""
-    fenced = re.fullmatch(r"\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*", text, flags=re.DOTALL)
     try:
-        found = json.loads(fenced[1] if fenced else text, parse_constant=_refuse_constant)
+        found = json.loads(_inside_fence(text.strip()), parse_constant=_refuse_constant)
+        json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is no text that could be logged
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(found, dict):
         raise ValueError(f"expected a JSON object, found {type(found).__name__}")
     return found
+
+
+def _inside_fence(text: str) -> str:
+    """What a code fence around all of ``text`` holds; ``text`` where there is none."""
+    if len(text) < 6 or not (text.startswith("```") and text.endswith("```")):
+        return text
+    language, newline, rest = text[3:-3].partition("\n")
+    return rest.strip() if newline and language.strip() in ("", "json") else text
 
 
 def _refuse_constant(name: str) -> float:

@@ -116,7 +116,10 @@ def _send(post: urllib.request.Request, timeout_s: float) -> bytes:
 
 
 def _read_reply(data: bytes) -> Reply:
-    tree = json.loads(data)
+    try:
+        tree = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("the reply is nested too deeply") from error
     try:
         content = tree["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError):
@@ -134,7 +137,7 @@ def _read_reply(data: bytes) -> Reply:
 def _status_error(error: urllib.error.HTTPError, detail: str) -> JudgeError:
     kind = "rate" if error.code == 429 else "permanent" if error.code in _PERMANENT or 300 <= error.code < 400 else "transient"
     after = error.headers.get("Retry-After", "") if error.headers is not None else ""
-    seconds = float(after) if after.isdigit() else None
+    seconds = float(after) if after.isdecimal() else None
     return JudgeError(f"HTTP {error.code}: {' '.join(detail.split())[:300]}", kind=kind, retry_after=seconds)
 
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 
 from mmrl.adapter import RewardTerm
-from mmrl.chat import ChatTask, Completion
+from mmrl.chat import ChatTask, Completion, first_block
 from mmrl.config import RewardConfig
 from mmrl.errors import ConfigError, RewardError
 from mmrl.reward_binding import bind_columns
@@ -175,8 +175,8 @@ def accuracy(task: ChatTask, completion: Completion) -> float | None:
     """
     if not task.answer:
         return None
-    answers = re.findall(r"<answer>(.*?)</answer>", completion.text, flags=re.DOTALL)
-    return float(len(answers) == 1 and same_answer(answers[0], task.answer))
+    given = first_block(completion.text, "answer") if completion.text.count("<answer>") == 1 else None
+    return float(given is not None and same_answer(given, task.answer))
 
 
 def think_answer_format(task: ChatTask, completion: Completion) -> float:
@@ -192,9 +192,16 @@ def same_answer(given: str, expected: str) -> bool:
     if left == right:
         return bool(left)
     try:
-        return math.isclose(_value(left), _value(right), rel_tol=1e-9, abs_tol=1e-12)
+        values = [_value(left), _value(right)]
     except ValueError:
         return False
+    if all(isinstance(value, int) for value in values):
+        return values[0] == values[1]
+    try:
+        left_number, right_number = map(float, values)
+    except OverflowError:
+        return False
+    return math.isclose(left_number, right_number, rel_tol=1e-9)
 
 
 think_answer_format.reads_form = True
@@ -212,9 +219,15 @@ def _plain(answer: str) -> str:
 
 
 def _value(answer: str) -> float:
-    """A number, also with thousands separators; but ``1,2`` is not 12."""
+    """A number, also with thousands separators; but ``1,2`` is not 12. Whole numbers stay exact. Raises ValueError."""
     separated = re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?", answer)
-    return float(answer.replace(",", "") if separated else answer.replace("_", " "))  # Python alone reads 1_2 as 12
+    plain = answer.replace(",", "") if separated else answer.replace("_", " ")  # Python alone reads 1_2 as 12
+    if re.fullmatch(r"[+-]?\d+", plain):
+        return int(plain)
+    value = float(plain)
+    if math.isinf(value) and any(character.isdigit() for character in plain):
+        raise ValueError("beyond the range of numbers, where all would be equal")
+    return value
 
 
 def _score_term(

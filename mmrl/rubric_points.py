@@ -22,6 +22,8 @@ from mmrl.rewards import Judged, judged_term
 
 COLUMN = "rubrics"
 """Column of a task that holds its rubrics."""
+MAX_POINTS = 1e9
+"""Larger points, infinity and NaN are refused."""
 
 INSTRUCTIONS = (
     "You grade an answer against a list of rubrics. The payload is JSON: the question, the reference answer (may be empty), "
@@ -41,8 +43,8 @@ def rubric_values(task: ChatTask) -> list[float]:
     rubric_texts(task, COLUMN)
     values = [entry.get("points", 1.0) if isinstance(entry, Mapping) else 1.0 for entry in task.columns[COLUMN]]
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise DataError(f"{task.source or task.id}: the points of a rubric are {value!r}; expected a number.")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= MAX_POINTS:
+            raise DataError(f"{task.source or task.id}: the points of a rubric are {value!r:.40}; expected a number.")
     return [float(value) for value in values]
 
 
@@ -60,7 +62,11 @@ def rubric_points(task: ChatTask, completion: Completion) -> float | None:
             f"{task.source or task.id}: a rubric has no pattern, so only a judge can tell whether it is met; give each a "
             "pattern, or use a term of JudgedRubrics."
         )
-    return points_reward(values, [re.search(pattern, completion.text, flags=re.DOTALL) is not None for pattern in patterns])
+    try:
+        met = [re.search(pattern, completion.text, flags=re.DOTALL) is not None for pattern in patterns]
+    except re.error as error:
+        raise DataError(f"{task.source or task.id}: the pattern of a rubric is no regular expression ({error}).") from error
+    return points_reward(values, met)
 
 
 @judged_term

@@ -14,10 +14,10 @@ group without a correct completion has no bonus. `published_format` is the publi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mmrl.adapter import RewardTerm
-from mmrl.chat import ChatTask, Completion
+from mmrl.chat import ChatTask, Completion, first_block
 from vision.observe_r1_answers import same_value
 
 BLOCKS = ("observe", "think", "answer")
@@ -31,7 +31,10 @@ _NESTED = re.compile(
     re.DOTALL,
 )
 _PUBLISHED_IN_ORDER = re.compile(r"<observe>.+?</observe>\s*<think>.+?</think>\s*<answer>.+?</answer>", re.DOTALL)
-_PUBLISHED_NESTED = re.compile(r"<think>.*?<observe>.+?</observe>.*?</think>\s*<answer>.+?</answer>", re.DOTALL)
+_PUBLISHED_NESTED = tuple(
+    re.compile(step, re.DOTALL) for step in ("<think>", "<observe>.", "</observe>", r"</think>\s*<answer>.", "</answer>")
+)
+"""Steps of ``<think>.*?<observe>.+?</observe>.*?</think>\\s*<answer>.+?</answer>``, which alone would try all combinations."""
 
 
 def read_blocks(text: str, *, nested: bool = False) -> dict[str, str] | None:
@@ -60,7 +63,7 @@ def published_format(text: str) -> bool:
     an observe block inside of the think block passes with any number of answers.
     """
     once = all(text.count(f"<{name}>") == 1 for name in BLOCKS)
-    return bool(once and _PUBLISHED_IN_ORDER.search(text)) or _PUBLISHED_NESTED.search(text) is not None
+    return bool(once and _PUBLISHED_IN_ORDER.search(text)) or _follow_each_other(text, _PUBLISHED_NESTED)
 
 
 def answer_text(text: str) -> str:
@@ -68,8 +71,9 @@ def answer_text(text: str) -> str:
 
     Without such a tag that is the whole completion.
     """
-    found = re.search(r"<answer>(.*?)</answer>", text)
-    return (found[1] if found else text.rpartition("<answer>")[2].removesuffix("</answer>")).strip()
+    within_lines = (first_block(line, "answer") for line in text.split("\n"))
+    found = next((inside for inside in within_lines if inside is not None), None)
+    return (text.rpartition("<answer>")[2].removesuffix("</answer>") if found is None else found).strip()
 
 
 def option_matches(answer: str, gold: str) -> bool:
@@ -92,6 +96,17 @@ def observe_accuracy(task: ChatTask, completion: Completion) -> float | None:
 def completion_tokens(task: ChatTask, completion: Completion) -> int:
     """Tokens that were written, tags and end token included. Weigh it 0: it is recorded and evaluated, not rewarded."""
     return completion.num_tokens
+
+
+def _follow_each_other(text: str, steps: Sequence[re.Pattern[str]]) -> bool:
+    """Whether the steps are found one behind the other; the earliest place of each leaves the most to the next."""
+    end = 0
+    for step in steps:
+        found = step.search(text, end)
+        if found is None:
+            return False
+        end = found.end()
+    return True
 
 
 OBSERVE_TERMS: Mapping[str, RewardTerm] = {

@@ -29,11 +29,15 @@ _OPERATORS: Mapping[type[ast.AST], Callable[..., float]] = {
 
 
 def same_value(given: str, expected: str) -> bool:
-    """Whether ``given`` and ``expected`` are the same text or, to a millionth, the same number."""
+    """Whether ``given`` and ``expected`` are the same text or, to a millionth, the same number; whole numbers must be equal."""
     if same_answer(given, expected) or same_answer(plain_answer(given), plain_answer(expected)):
         return True
     left, right = value_of(given), value_of(expected)
-    return left is not None and right is not None and math.isclose(left, right, rel_tol=1e-6, abs_tol=1e-9)
+    if left is None or right is None:
+        return False
+    if left.is_integer() and right.is_integer():
+        return left == right
+    return math.isclose(left, right, rel_tol=1e-6, abs_tol=1e-15)
 
 
 def plain_answer(answer: str) -> str:

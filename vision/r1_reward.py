@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmrl.adapter import RewardTerm
-from mmrl.chat import ChatTask, Completion
+from mmrl.chat import ChatTask, Completion, first_block
 from mmrl.judge import JudgeClient, JudgeError, JudgeRequest, Reply
 from mmrl.rewards import Judged, judged_term
 
@@ -39,7 +39,6 @@ INSTRUCTIONS = (
     '{"consistent": 0} if not.'
 )
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _NUMBERS = {"1": 1, "one": 1, "first": 1, "2": 2, "two": 2, "second": 2}
 _BETTER = r"(?:better|best|preferred|preferable|superior|stronger|right|correct|the winner|more (?:accurate|helpful|correct))"
@@ -53,8 +52,8 @@ _CONCLUSIONS = (
 
 def first_answer(text: str) -> str | None:
     """What stands in the first ``<answer>..</answer>``, stripped; None without one."""
-    found = _ANSWER.search(text)
-    return found[1].strip() if found else None
+    found = first_block(text, "answer")
+    return None if found is None else found.strip()
 
 
 def verdict_of(text: str) -> int | None:
