@@ -17,7 +17,7 @@ from pathlib import Path
 
 from forked_runs import Run, train
 from miniatures.delightful import DELIGHTFUL
-from miniatures.domain_sampling import DOMAIN_SAMPLING
+from miniatures.domain_sampling import DOMAIN_SAMPLING, DOMAIN_SAMPLING_HARD
 from miniatures.dynamic_sampling import DYNAMIC_SAMPLING
 from miniatures.miniature import Miniature, Rows
 from miniatures.nsr import NSR
@@ -34,6 +34,7 @@ MINIATURES = {
     "delightful": DELIGHTFUL,
     "rlcr": RLCR,
     "domain_sampling": DOMAIN_SAMPLING,
+    "domain_sampling_hard": DOMAIN_SAMPLING_HARD,
 }
 
 

@@ -33,12 +33,22 @@ def by_domain(result: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[s
     return {name: entry["mean"] for name, entry in result["domains"].items()}
 
 
+ARMS = {"equal shares": (), "domain-aware": ("sampling.domains={refresh: 2}",)}
+COMMON = (*SMALL, "evaluation.num_tasks=700", "evaluation.every=15", "tasks.num_tasks=7000")  # the sampler looks at each task
+
 DOMAIN_SAMPLING = Miniature(
     claim="Domains that are far from their target are drawn more often and catch up; the mean over domains does not suffer.",
-    arms={"equal shares": (), "domain-aware": ("sampling.domains={refresh: 2}",)},
+    arms=ARMS,
     overrides=(
-        *SMALL, "tasks.kinds=[parity, above_four, larger, sum, read, read_first, read_second]", "evaluation.num_tasks=700",
-        "evaluation.every=15", "tasks.num_tasks=7000",
+        *COMMON, "tasks.kinds=[parity, above_four, larger, read, read_first, read_second]",
+        "tasks.eval_kinds=[parity, above_four, larger, read, read_first, read_second]",
     ),
     values=values,
 )  # fmt: skip
+
+DOMAIN_SAMPLING_HARD = Miniature(
+    claim="The limit of the idea: a domain that is hardly learned at all (sums) takes most of the draws and the others lose.",
+    arms=ARMS,
+    overrides=(*COMMON, "tasks.kinds=[parity, above_four, larger, sum, read, read_first, read_second]"),
+    values=values,
+)
