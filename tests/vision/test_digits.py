@@ -6,6 +6,7 @@ import pytest
 from mmrl.calibration import stated_confidence
 from mmrl.chat import Completion, media_parts
 from mmrl.rewards import accuracy, think_answer_format
+from vision.adapter import resolve_policy
 from vision.config import DigitKind
 from vision.digits import KINDS, DigitTasks, render, tokenizer_corpus
 from vision.digits import _split_images as split_images
@@ -93,6 +94,16 @@ def test_a_demonstrated_confidence_says_nothing_about_the_answer():
     assert np.bincount([round(10 * q) for q in confidences]).min() > 25  # 500 demonstrations, 11 values
     assert all(other.demonstration.startswith(task.demonstration) for task, other in zip(plain, stated))
     assert plain[3].messages == stated[3].messages
+
+
+def test_a_stated_confidence_is_few_tokens_and_survives_encoding():
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve_policy("digit-reader-confidence", seed=0))
+    demonstration = tasks(kinds=["read"], form="confidence")[0].demonstration
+    ids = tokenizer(demonstration, add_special_tokens=False)["input_ids"]
+    assert len(ids) == 13  # 10 tags and digits, and "0.7" is three
+    assert tokenizer.decode(ids, skip_special_tokens=True) == demonstration
 
 
 def test_gold_answers_earn_the_reward_and_wrong_ones_do_not():
