@@ -1,8 +1,9 @@
 """Gradients from corrupted actors (Delightful policy gradient, arXiv 2603.14608): how far they point where the clean one does.
 
 A policy is trained with GRPO. At the start and at each checkpoint its gradient is estimated from rollouts of corrupted actors
-and compared with its policy gradient from many rollouts of its own, on the same tasks. *clean*: rollouts of its own, as few as
-of the others, which is what sampling noise leaves. *noise*: half of each group from an actor with Gaussian noise on its logits.
+and compared with its policy gradient from many rollouts of its own, on the same tasks; the mean reward of these is the baseline
+of all estimators, the policy's own value of a task. *clean*: rollouts of its own, as few as of the others, which is what
+sampling noise leaves. *noise*: half of each group from an actor with Gaussian noise on its logits.
 *stale*: all from the weights at the start.
 """
 
@@ -23,7 +24,7 @@ from mmrl.losses import aggregation_weights, weighted_sum
 from mmrl.types import RolloutBatch
 
 ESTIMATORS = {
-    label: AlgorithmConfig(advantage="group_center", surrogate=surrogate, aggregation="token_mean")
+    label: AlgorithmConfig(surrogate=surrogate, aggregation="token_mean")
     for label, surrogate in {"REINFORCE": "policy_gradient", "PPO clip": "clip", "delightful": "delight"}.items()
 }
 NUM_TASKS, GROUP_SIZE, MANY = 40, 16, 48
@@ -40,7 +41,9 @@ def measure(run_dir: Path) -> dict[str, Any]:
     for checkpoint in (None, *sorted((run_dir / "checkpoints").glob("step_*"))):
         step = int(checkpoint.name.removeprefix("step_")) if checkpoint is not None else 0
         policy = subject.policy(checkpoint) if checkpoint is not None else start
-        target = gradients(subject, policy, subject.attempt(policy, tasks, MANY, stream=0))["REINFORCE"]
+        many = subject.attempt(policy, tasks, MANY, stream=0)
+        baseline = many.rewards.view(NUM_TASKS, MANY).mean(dim=1)
+        target = gradients(subject, policy, many, baseline)["REINFORCE"]
         own = subject.attempt(policy, tasks, GROUP_SIZE, stream=1)
         actors = {"clean": own}
         first_half = (torch.arange(len(own)) % GROUP_SIZE < GROUP_SIZE // 2).nonzero()[:, 0]
@@ -53,7 +56,7 @@ def measure(run_dir: Path) -> dict[str, Any]:
         for actor, batch in actors.items():
             cosines[f"{actor}, step {step}"] = {
                 name: float(torch.cosine_similarity(gradient, target, dim=0))
-                for name, gradient in gradients(subject, policy, batch).items()
+                for name, gradient in gradients(subject, policy, batch, baseline).items()
             }
     return {"cosines": cosines}
 
@@ -71,12 +74,12 @@ def noisy_logits(policy: nn.Module, noise: float, seed: int) -> Iterator[None]:
         hook.remove()
 
 
-def gradients(subject: Subject, policy: nn.Module, batch: RolloutBatch) -> dict[str, Tensor]:
-    """The gradient of each estimator's loss, flat."""
+def gradients(subject: Subject, policy: nn.Module, batch: RolloutBatch, baseline: Tensor) -> dict[str, Tensor]:
+    """The gradient of each estimator's loss, flat; ``baseline`` is the value of each task."""
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     totals = {name: torch.zeros(sum(parameter.numel() for parameter in parameters)) for name in ESTIMATORS}
     counts = {"num_decisions": int(batch.num_decisions.sum()), "num_rows": len(batch), "horizon": subject.adapter.max_decisions}
-    credit = recipe.compute_advantages(next(iter(ESTIMATORS.values())), batch, None)
+    credit = batch.rewards - baseline[batch.group_ids]
     for groups in batch.group_ids.unique().split(GROUPS_PER_PASS):
         rows = torch.isin(batch.group_ids, groups).nonzero()[:, 0]
         part = batch.select(rows)
