@@ -46,7 +46,10 @@ def values(run_dirs: Mapping[str, Path]) -> Rows:
 NSR = Miniature(
     claim="At large k pass@k falls when only correct rollouts are reinforced and does not when only wrong ones are.",
     arms={"PSR": ("algorithm=psr",), "NSR": ("algorithm=nsr",), "W-REINFORCE": ("algorithm=w_reinforce",)},
-    overrides=(*SMALL, "tasks.eval_kinds=[parity, above_four, larger, sum]", "evaluation.num_tasks=400"),
+    overrides=(
+        *SMALL, "optimizer.learning_rate=1.0e-4", "tasks.eval_kinds=[parity, above_four, larger, sum]",
+        "evaluation.num_tasks=400",
+    ),
     values=values,
     measure=measure,
-)
+)  # fmt: skip
