@@ -138,7 +138,8 @@ def as_html(record: Mapping[str, Any], run_dir: Path, which_pass: int = -1) -> s
     table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>' if rows else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1><dl>{about}</dl><div class=media>{media}</div>{words}<h2>decisions</h2>"
+        f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1><dl>{about}</dl>"
+        f"<div class=media>{media}</div>{words}<h2>decisions</h2>"
         f"<p>{escape(passes_note(record, which_pass))}</p>{table}</body></html>\n"
     )
 
