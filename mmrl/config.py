@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -131,7 +131,7 @@ class RunConfig(Section):
 
     modality: str
     """Which adapter package: vision, audio or robotics."""
-    name: str = Field(pattern=r"^[^./\\\s][^/\\]*$")
+    name: str = Field(pattern=r"^[^./\\\s\x00][^/\\\x00\r\n]*$", max_length=200)
     """Folder of the run under ``output_dir``; a file's stem when absent from it."""
     output_dir: Path = Path("runs")
     """Parent of run directories."""
@@ -241,9 +241,12 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str,
 def validate[S: Section](tree: Mapping[str, Any], model: type[S], source: str) -> S:
     """Build the typed config; every problem is reported in one `ConfigError`, unknown keys with the closest known one."""
     try:
-        return model.model_validate(tree)
+        config = model.model_validate(tree)
     except ValidationError as error:
         raise ConfigError("; ".join(_explain(item, model, source) for item in error.errors())) from None
+    for key, value in _bools_read_as_numbers(tree, config):
+        raise ConfigError(f"{source}: {key} is {value}, as YAML also reads yes, no, on and off: expected a number.")
+    return config
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -258,9 +261,9 @@ def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def _read_merged(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    if path.resolve() in seen:
-        raise ConfigError(f"{path}: base files include each other in a circle; remove one of the base: entries.")
     try:
+        if path.resolve() in seen:
+            raise ConfigError(f"{path}: base files include each other in a circle; remove one of the base: entries.")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; expected a YAML config such as configs/vision/read_digits.yaml.") from None
@@ -268,6 +271,10 @@ def _read_merged(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError(f"{path}: not YAML, since it is not text in UTF-8 ({error}).") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
+    except ConfigError:
+        raise
+    except ValueError as error:  # a NUL in the name
+        raise ConfigError(f"{str(path)!r}: cannot be read ({error}).") from error
     tree = read_yaml(text, str(path))
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: holds {type(tree).__name__}; expected sections such as trainer: and rewards:.")
@@ -281,17 +288,34 @@ def _read_merged(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     return _merge(merged, tree)
 
 
-def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: Mapping[str, Any], top: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     merged = dict(base)
     for key, value in top.items():
         below = merged.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
-            merged[key] = _merge(below, value)
+            merged[key] = _merge(below, value, key)
         elif isinstance(value, Mapping) and key == "algorithm" and isinstance(below, str):
             merged[key] = {"name": below, **value}  # the short form plus an override
+        elif isinstance(value, Mapping) and section == "rewards" and isinstance(below, (int, float, str)):
+            merged[key] = {"weight": below, **value}  # here as well
         else:
             merged[key] = value
     return merged
+
+
+def _bools_read_as_numbers(given: Any, found: Any, key: str = "") -> Iterator[tuple[str, bool]]:
+    """Keys that were given true or false and hold 1 or 0."""
+    if isinstance(given, bool):
+        number = found.weight if isinstance(found, RewardConfig) else found
+        if isinstance(number, (int, float)) and not isinstance(number, bool):
+            yield key, given
+    elif isinstance(given, Mapping) and isinstance(found, (Mapping, BaseModel)):
+        values = found if isinstance(found, Mapping) else vars(found)
+        for name, value in given.items():
+            yield from _bools_read_as_numbers(value, values.get(name), f"{key}.{name}".lstrip("."))
+    elif isinstance(given, Sequence) and isinstance(found, tuple):
+        for index, pair in enumerate(zip(given, found)):
+            yield from _bools_read_as_numbers(*pair, f"{key}.{index}")
 
 
 def _explain(item: Mapping[str, Any], model: type[BaseModel], source: str) -> str:

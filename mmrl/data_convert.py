@@ -64,7 +64,8 @@ class Conversion:
                 row = self._row(task, self._json_reference)
                 try:
                     text = json.dumps(row, ensure_ascii=False)
-                except (TypeError, ValueError) as error:
+                    text.encode()
+                except (TypeError, ValueError, RecursionError) as error:
                     raise DataError(f"{task.source}: {error}; jsonl cannot hold it, .parquet may.") from error
                 self._verify(task, json.loads(text))
                 file.write(text + "\n")
@@ -81,7 +82,7 @@ class Conversion:
                 rows = [self._row(task, _struct_reference) for task in tasks]
                 try:
                     table = pyarrow.Table.from_pylist(rows, schema=schema)
-                except (pyarrow.ArrowException, TypeError) as error:
+                except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
                     raise DataError(f"{tasks[0].source} and the next {len(tasks) - 1} rows: {error}; write .jsonl.") from error
                 for task, row in zip(tasks, table.to_pylist()):
                     self._verify(task, row)
@@ -110,7 +111,7 @@ class Conversion:
             try:
                 found = pyarrow.schema([(name, pyarrow.array(values).type) for name, values in columns.items()])
                 others = pyarrow.unify_schemas([others, found], promote_options="permissive")
-            except (pyarrow.ArrowException, TypeError) as error:
+            except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
                 place = f"{tasks[0].source} and the next {len(tasks) - 1} rows"
                 raise DataError(f"{place}: a column has values of different types ({error}); write .jsonl.") from error
         return pyarrow.schema([*((name, types[name]) for name in _OURS if name in given), *others])

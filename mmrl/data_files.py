@@ -94,7 +94,7 @@ class JsonLines:
             file.seek(self.offsets[index])
             line = file.readline()
         try:
-            value = json.loads(line.decode("utf-8-sig"))
+            value = parse_json(line.decode("utf-8-sig"))
         except UnicodeDecodeError as error:
             raise RowError("row", "not UTF-8", f"{error.reason} at byte {error.start}; save the file as UTF-8.") from error
         except (ValueError, RecursionError) as error:
@@ -106,6 +106,8 @@ class JsonLines:
                 raise RowError("row", "trailing comma", detail, mended=mended) from error
             found = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
             raise RowError("row", "not JSON", f"{found}; mend or delete the line (expected one whole object).") from error
+        if b"\\u" in line:
+            _require_unicode(value)
         return _expect_object(value)
 
     def place(self, index: int) -> tuple[str, int]:
@@ -118,7 +120,7 @@ class JsonArray:
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
         try:
-            self.values = json.loads(path.read_text(encoding="utf-8-sig"))
+            self.values = parse_json(path.read_text(encoding="utf-8-sig"))
         except (ValueError, RecursionError) as error:
             raise DataError(f"{name}: not JSON ({error}); expected a list of objects.") from error
 
@@ -331,13 +333,57 @@ def _one_of(split: str | None, names: Sequence[str], source: str) -> str:
     return split
 
 
-_STRING_OR_COMMA = re.compile(r'"(?:[^"\\]|\\.)*"|,(?=\s*[\]}])')
+MAX_DEPTH = 32
+"""Lists and objects inside of one another; what is nested deeper is no row, and writing it to a table or a log may fail."""
+
+
+def parse_json(text: str) -> Any:
+    """The JSON value that ``text`` holds. ValueError also for a key that is given twice, and for depth beyond `MAX_DEPTH`."""
+    value = json.loads(text, object_pairs_hook=_once)
+    if text.count("[") + text.count("{") > MAX_DEPTH and not _is_flat(value):
+        raise ValueError(f"more than {MAX_DEPTH} lists and objects stand inside of one another")
+    return value
+
+
+def _require_unicode(value: Any) -> None:
+    """Raise `RowError` naming the column for a JSON escape that is half of a surrogate pair: no log could hold it."""
+    columns = value.items() if isinstance(value, dict) else [("row", value)]
+    for name, entry in columns:
+        try:
+            json.dumps([name, entry], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            field = name.encode("ascii", "backslashreplace").decode()
+            detail = "half of a surrogate pair; no tokenizer can encode it, and no log can hold it."
+            raise RowError(field, "text is not Unicode", detail) from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key {twice!r:.60} is given twice")
+    return value
+
+
+def _is_flat(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        if not level:
+            return True
+        inner = (entry.values() if isinstance(entry, dict) else entry for entry in level if isinstance(entry, (dict, list)))
+        level = [entry for entries in inner for entry in entries if isinstance(entry, (dict, list))]
+    return not level
+
+
+# possessive, and without a closing quote up to the end: a text is read once, however many quotes it holds
+_STRING_OR_COMMA = re.compile(r'"(?:[^"\\]|\\.)*+"?|,(?=\s*+[\]}])', re.DOTALL)
 
 
 def _without_trailing_commas(text: str) -> dict[str, Any] | None:
     """The object that a line holds once commas in front of closing brackets (outside of strings) are left out."""
     try:
-        value = json.loads(_STRING_OR_COMMA.sub(lambda found: "" if found[0] == "," else found[0], text))
+        value = parse_json(_STRING_OR_COMMA.sub(lambda found: "" if found[0] == "," else found[0], text))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

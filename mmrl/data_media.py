@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import base64
 import binascii
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from mmrl.data_files import RowError
+from mmrl.data_files import RowError, parse_json
 
 KINDS = ("image", "video", "audio")
 TAG = re.compile("<(image|video|audio)>")
@@ -54,13 +53,26 @@ def wrong_type(value: Any, field: str, expected: str) -> RowError:
 def unpack(text: str, field: str) -> Any:
     """A list that was stored as a string: JSON, or what Python's ``str`` made of it."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except (ValueError, RecursionError) as as_json:
         try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return _require_plain(ast.literal_eval(text))
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             detail = f"{text[:60]!r} does not parse as a list ({as_json}); for plain text set columns: {{prompt: {field}}}."
             raise RowError(field, "wrong type", detail) from as_json
+
+
+def _require_plain(value: Any) -> Any:
+    """``value`` if it is made of what JSON has, and bytes; ValueError for sets, complex numbers and keys that are no texts."""
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError(f"found a key that is no text among {list(value)!r:.60}")
+        value.update({key: _require_plain(entry) for key, entry in value.items()})
+    elif isinstance(value, (list, tuple)):
+        return [_require_plain(entry) for entry in value]
+    elif value is not None and not isinstance(value, (str, bytes, int, float)):
+        raise ValueError(f"found {type(value).__name__}")
+    return value
 
 
 def media_column(name: str, value: Any) -> MediaColumn:

@@ -61,8 +61,8 @@ def row_to_task(row: Mapping[str, Any], config: DatasetConfig, media_root: Path 
     if config.system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": [text_part(config.system)]})
     return ChatTask(
-        id=place if value("id") is None else _text(str(value("id")), found["id"]),
-        domain="default" if value("domain") is None else _text(str(value("domain")), found["domain"]),
+        id=_read_name(value("id"), found["id"]) or place if "id" in found else place,
+        domain=_read_name(value("domain"), found["domain"]) or "default" if "domain" in found else "default",
         difficulty=None if value("difficulty") is None else _read_difficulty(value("difficulty"), found["difficulty"]),
         messages=tuple(messages),
         answer=_read_answer(_only_answer(value("answer"), config), found["answer"]) if "answer" in found else completion,
@@ -226,6 +226,8 @@ def _read_answer(value: Any, field: str) -> str:
     if isinstance(value, (float, Decimal)) and math.isnan(value):
         detail = "found NaN, which some tools write for a missing value; fill it in or drop the row."
         raise RowError(field, "NaN answer", detail)
+    if isinstance(value, (float, Decimal)) and math.isinf(value):
+        raise wrong_type(value, field, "text, or a number within the range of floats (in quotes, if it is exact as it stands)")
     if isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], (str, Number)):
         detail = (
             f"found {value!r:.60}; expected the answer itself: unpack it, or set on_bad_rows: {{one answer in a list: fix}}."
@@ -237,10 +239,22 @@ def _read_answer(value: Any, field: str) -> str:
     return _text(str(value), field)
 
 
+def _read_name(value: Any, field: str) -> str:
+    """Text, or a number as text; empty where there is none."""
+    if value is None or (isinstance(value, (float, Decimal)) and math.isnan(value)):
+        return ""
+    infinite = isinstance(value, (float, Decimal)) and math.isinf(value)
+    if infinite or isinstance(value, bool) or not isinstance(value, (str, Number)):
+        raise wrong_type(value, field, "text or a number")
+    return _text(str(value), field)
+
+
 def _read_difficulty(value: Any, field: str) -> float | None:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
         expected = "a number; set columns: {difficulty: null} if this column means something else"
         raise wrong_type(value, field, expected) from error
+    if math.isinf(number):
+        raise wrong_type(value, field, "a finite number")
     return None if math.isnan(number) else number

@@ -395,7 +395,7 @@ def test_the_resolved_yaml_reads_back_to_an_equal_config(tmp_path, name):
 
 
 @given(
-    name=st.from_regex(r"\A[^./\\\s][^/\\]*\Z"),
+    name=st.from_regex(r"\A[^./\\\s\x00][^/\\\x00\r\n]*\Z"),
     term=st.text(),
     weight=st.floats(allow_nan=False, allow_infinity=False),
     rate=st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False),
