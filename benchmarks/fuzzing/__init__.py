@@ -1,1 +1,1 @@
-"""What `benchmarks/fuzz.py` tries: dataset files, configs, completions. A target has ``draw(random)`` and ``check(example)``."""
+"""What `fuzz.py` tries: dataset files, configs, completions. A target has ``draw(random)`` and ``check(example)``."""

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (tables of odd texts)
 """Changes that turn a good text, value or file into an awkward one. All randomness comes from the given `random.Random`."""
 
 from __future__ import annotations
