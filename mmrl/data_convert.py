@@ -76,7 +76,11 @@ class Conversion:
         import pyarrow.parquet
 
         schema = self._schema()
-        with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        try:
+            writer = pyarrow.parquet.ParquetWriter(path, schema)
+        except pyarrow.ArrowException as error:  # an empty struct
+            raise DataError(f"{self.output}: parquet has no place for a column ({error}); write .jsonl.") from error
+        with writer:
             for indices in batched(range(len(self.tasks)), BATCH_ROWS):
                 tasks = [self._embedded(self.tasks[index]) for index in indices]
                 rows = [self._row(task, _struct_reference) for task in tasks]
