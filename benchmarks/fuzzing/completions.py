@@ -120,6 +120,7 @@ def draw(random: Random) -> Example:
     question = random.choice(QUESTIONS) + random.choice(
         ("", "\nChoices:\nA. one\nB. two", mutate_text(random, "\nA) x\nB) y\nC) z"))
     )
+    question = question.encode("utf-8", "replace").decode()
     columns = {
         "rubrics": rubrics, "heard": words.split(), "answer_format": random.choice((None, {"tags": TAGS[:4], "sections": ()})),
     }  # fmt: skip
@@ -229,7 +230,7 @@ def _check_benchmarks(example: Example, completion: Completion) -> None:
     value = value_of(example.text)
     assert value is None or math.isfinite(value)
     try:
-        _question, found = split_options(example.task.messages[0]["content"][0]["text"], "f:1")
+        found = split_options(example.task.messages[0]["content"][0]["text"], "f:1")[1]
         assert len(found) >= 2 and all(found)
     except DataError as error:
         assert "f:1" in str(error)
@@ -305,7 +306,7 @@ def is_right(text: str, gold: str, *, loose: bool = True) -> bool:
         inner = _content(text, last=False)
         return text.count("<answer>") == 1 and inner is not None and _equal(inner, gold)
     inner = [_content(text, last=False), _content(text, last=True), text, text.rpartition("<answer>")[2]]
-    inner += [_content(text.replace("\n", " "), last=False), text.removesuffix("</answer>")]
+    inner += [_content(text.replace("\n", " "), last=False), *(part.strip().removesuffix("</answer>") for part in inner[2:])]
     return any(part is not None and _equal(part, gold, loose=True) for part in inner)
 
 
