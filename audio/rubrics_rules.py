@@ -24,6 +24,8 @@ VOCABULARY: Mapping[str, frozenset[str]] = {
 }
 """Words for what is heard, by the noun that a question uses."""
 
+MAX_DIGITS = 18
+"""Longer rows of digits are no numbers."""
 _REGISTERS = ("low", "middle", "high")
 
 
@@ -70,7 +72,7 @@ def follows(noun: str, question: str, words: Sequence[str]) -> str | None:
     end = re.match(r"Which \w+ is (first|last)\?", question)
     if end:
         return events[0 if end[1] == "first" else -1]
-    numbers = [int(word) for word in events if word.isdigit()]
+    numbers = [int(word) for word in events if word.isdigit() and len(word) <= MAX_DIGITS]
     for pattern, answer in (
         ("How many beeps are there", lambda: str(len(events))),
         ("Are the beeps slow or fast", lambda: "slow" if "-" in words else "fast"),
