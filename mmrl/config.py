@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -244,8 +245,9 @@ def validate[S: Section](tree: Mapping[str, Any], model: type[S], source: str) -
         config = model.model_validate(tree)
     except ValidationError as error:
         raise ConfigError("; ".join(_explain(item, model, source) for item in error.errors())) from None
-    for key, value in _bools_read_as_numbers(tree, config):
-        raise ConfigError(f"{source}: {key} is {value}, as YAML also reads yes, no, on and off: expected a number.")
+    problems = [f"{source}: {key} is {problem}" for key, problem in _unfit_numbers(tree, config)]
+    if problems:
+        raise ConfigError("; ".join(problems))
     return config
 
 
@@ -303,19 +305,22 @@ def _merge(base: Mapping[str, Any], top: Mapping[str, Any], section: str = "") -
     return merged
 
 
-def _bools_read_as_numbers(given: Any, found: Any, key: str = "") -> Iterator[tuple[str, bool]]:
-    """Keys that were given true or false and hold 1 or 0."""
-    if isinstance(given, bool):
-        number = found.weight if isinstance(found, RewardConfig) else found
-        if isinstance(number, (int, float)) and not isinstance(number, bool):
-            yield key, given
+def _unfit_numbers(given: Any, found: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Keys that were given true or false and hold 1 or 0, or that hold a number which nothing can be done with."""
+    number = found.weight if isinstance(found, RewardConfig) else found
+    if isinstance(given, bool) and isinstance(number, (int, float)) and not isinstance(number, bool):
+        yield key, f"{given}, as YAML also reads yes, no, on and off: expected a number."
+    elif isinstance(number, int) and abs(number) >= 2**63:
+        yield key, f"{str(given):.40}: expected a whole number of at most 64 bits."
+    elif isinstance(number, float) and not math.isfinite(number):  # where any value may stand
+        yield key, f"{number}: expected a finite number."
     elif isinstance(given, Mapping) and isinstance(found, (Mapping, BaseModel)):
         values = found if isinstance(found, Mapping) else vars(found)
         for name, value in given.items():
-            yield from _bools_read_as_numbers(value, values.get(name), f"{key}.{name}".lstrip("."))
-    elif isinstance(given, Sequence) and isinstance(found, tuple):
+            yield from _unfit_numbers(value, values.get(name), f"{key}.{name}".lstrip("."))
+    elif isinstance(given, (list, tuple)) and isinstance(found, (list, tuple)):
         for index, pair in enumerate(zip(given, found)):
-            yield from _bools_read_as_numbers(*pair, f"{key}.{index}")
+            yield from _unfit_numbers(*pair, f"{key}.{index}")
 
 
 def _explain(item: Mapping[str, Any], model: type[BaseModel], source: str) -> str:

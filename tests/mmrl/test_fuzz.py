@@ -187,6 +187,16 @@ def test_switches_are_no_numbers(override):
         validate(apply_overrides(MINIMAL, [override]), RunConfig, "run.yaml")
 
 
+def test_numbers_that_nothing_can_be_done_with_are_refused():
+    from robotics.config import RoboticsRunConfig
+
+    robot = {"modality": "robotics", "policy": {"name": "lerobot", "type": "pi05", "settings": {"a": {"b": [1, math.nan]}}}}
+    with pytest.raises(ConfigError, match="policy.settings.a.b.1 is nan: expected a finite number"):
+        validate({**MINIMAL, **robot}, RoboticsRunConfig, "run.yaml")
+    with pytest.raises(ConfigError, match=r"trainer.num_steps is 9+: expected a whole number of at most 64 bits"):
+        validate(apply_overrides(MINIMAL, [f"trainer.num_steps='{'9' * 30}'"]), RunConfig, "run.yaml")
+
+
 def test_an_override_inside_of_a_reward_keeps_its_weight():
     tree = apply_overrides(MINIMAL, ["rewards.accuracy.timeout_s=5"])
     assert validate(tree, RunConfig, "run.yaml").rewards["accuracy"].weight == 0.5
