@@ -311,7 +311,7 @@ def _unfit_numbers(given: Any, found: Any, key: str = "") -> Iterator[tuple[str,
     if isinstance(given, bool) and isinstance(number, (int, float)) and not isinstance(number, bool):
         yield key, f"{given}, as YAML also reads yes, no, on and off: expected a number."
     elif isinstance(number, int) and abs(number) >= 2**63:
-        yield key, f"{str(given):.40}: expected a whole number of at most 64 bits."
+        yield key, f"{given!s:.40}: expected a whole number of at most 64 bits."
     elif isinstance(number, float) and not math.isfinite(number):  # where any value may stand
         yield key, f"{number}: expected a finite number."
     elif isinstance(given, Mapping) and isinstance(found, (Mapping, BaseModel)):

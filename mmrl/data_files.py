@@ -30,6 +30,9 @@ class RowError(DataError):
     """
 
     def __init__(self, field: str, reason: str, detail: str, *, place: str = "", mended: dict[str, Any] | None = None) -> None:
+        field, detail = (
+            text.encode("utf-8", "backslashreplace").decode() for text in (field, detail)
+        )  # so that it can be shown
         self.field, self.reason, self.detail, self.mended = field, reason, detail, mended
         super().__init__(": ".join(part for part in (place, field, reason, detail) if part))
 
@@ -147,15 +150,12 @@ class ParquetRows:
         self.path, self.name = path, name
         try:
             self.metadata = pyarrow.parquet.read_metadata(path)
-        except (pyarrow.ArrowException, OSError) as error:
+            self.columns = frozenset(self.metadata.schema.to_arrow_schema().names)
+        except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: a name that is not UTF-8
             raise DataError(f"{name}: not a readable parquet file ({_one_line(error)}).") from error
         groups = range(self.metadata.num_row_groups)
         self.ends = list(itertools.accumulate(self.metadata.row_group(group).num_rows for group in groups))
         self.held: tuple[int, Any] | None = None
-
-    @property
-    def columns(self) -> frozenset[str]:
-        return frozenset(self.metadata.schema.to_arrow_schema().names)
 
     def __len__(self) -> int:
         return self.metadata.num_rows
@@ -352,9 +352,8 @@ def _require_unicode(value: Any) -> None:
         try:
             json.dumps([name, entry], ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            field = name.encode("ascii", "backslashreplace").decode()
             detail = "half of a surrogate pair; no tokenizer can encode it, and no log can hold it."
-            raise RowError(field, "text is not Unicode", detail) from error
+            raise RowError(name, "text is not Unicode", detail) from error
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

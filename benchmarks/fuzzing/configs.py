@@ -206,7 +206,8 @@ def _require_given(given: Any, found: Any, where: str) -> None:
         same = float(given) == found if not isinstance(found, bool) else given.lower() in ("true", "false")
         assert same, f"{where}: {given!r} became {found!r}"
     else:
-        assert given == found or str(given) == str(found), f"{where}: {given!r:.40} became {found!r:.40}"
+        same = Path(given) == found if isinstance(found, Path) else given == found
+        assert same, f"{where}: {given!r:.40} became {found!r:.40}"
 
 
 def _require_override(override: str, before: dict[str, Any], found: dict[str, Any]) -> None:

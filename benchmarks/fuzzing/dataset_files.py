@@ -295,7 +295,7 @@ def _require_row(line: bytes, task: ChatTask, config: DatasetConfig) -> None:
         row.get("answer", row.get("solution")), str
     )
     if isinstance(row.get("id"), (list, dict, float)) and "id" not in config.columns:
-        assert not isinstance(row["id"], (list, dict)) and math.isfinite(row["id"]), f"id {row['id']!r} became {task.id!r}"
+        assert not isinstance(row["id"], (list, dict)) and not math.isinf(row["id"]), f"id {row['id']!r} became {task.id!r}"
     given = row.get("images")
     if (
         isinstance(given, list)

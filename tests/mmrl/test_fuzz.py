@@ -191,7 +191,7 @@ def test_numbers_that_nothing_can_be_done_with_are_refused():
     from robotics.config import RoboticsRunConfig
 
     robot = {"modality": "robotics", "policy": {"name": "lerobot", "type": "pi05", "settings": {"a": {"b": [1, math.nan]}}}}
-    with pytest.raises(ConfigError, match="policy.settings.a.b.1 is nan: expected a finite number"):
+    with pytest.raises(ConfigError, match=r"policy.settings.a.b.1 is nan: expected a finite number"):
         validate({**MINIMAL, **robot}, RoboticsRunConfig, "run.yaml")
     with pytest.raises(ConfigError, match=r"trainer.num_steps is 9+: expected a whole number of at most 64 bits"):
         validate(apply_overrides(MINIMAL, [f"trainer.num_steps='{'9' * 30}'"]), RunConfig, "run.yaml")
@@ -278,6 +278,22 @@ def test_what_parquet_cannot_hold_is_said(tmp_path, extra):
     with pytest.raises(DataError, match=r"jsonl"):
         list(Conversion(tasks, tmp_path / "out.parquet").run())
     assert not list(tmp_path.glob("*out*"))
+
+
+def test_a_path_of_half_a_character_can_be_shown(tmp_path):
+    error = refused(tmp_path, json.dumps({"prompt": "x", "images": json.dumps(["\ud83d.png"])}))
+    assert error.reason == "missing file" and "\\ud83d.png" in str(error)
+
+
+def test_a_parquet_file_whose_columns_have_no_names_in_utf_8_is_refused(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"prompt_x": ["a"]}), tmp_path / "rows.parquet", store_schema=False)
+    data = (tmp_path / "rows.parquet").read_bytes()
+    (tmp_path / "rows.parquet").write_bytes(data.replace(b"prompt_x", b"prompt\xff\xfe"))
+    with pytest.raises(DataError, match=r"rows.parquet: not a readable parquet file"):
+        read_tasks(DatasetConfig(path="rows.parquet"), base_dir=tmp_path)
 
 
 def test_every_mended_row_is_reported(tmp_path):
