@@ -75,16 +75,8 @@ TERMS = {
     **TEXT_TERMS, **AUDIO_TERMS, **OBSERVE_TERMS, **R1_TERMS, "confidence_format": confidence_format, "calibrated answer": answer,
     "brier": brier, "rubric_points": rubric_points, "template_format": template_format, "overthink": Overthink(),
 }  # fmt: skip
-STRICT = (
-    "accuracy",
-    "calibrated answer",
-    "accuracy_letter",
-    "observe_accuracy",
-    "r1_result",
-    "accuracy_text",
-    "accuracy_alnum",
-)
-"""Terms whose 1.0 says that the answer is right."""
+STRICT = ("accuracy", "calibrated answer", "accuracy_letter", "observe_accuracy", "r1_result", "accuracy_text")
+"""Terms whose 1.0 says that the answer is right; not accuracy_alnum, whose published rule takes 35 for 3.5."""
 
 
 @dataclass(frozen=True)
@@ -313,6 +305,7 @@ def is_right(text: str, gold: str, *, loose: bool = True) -> bool:
         return text.count("<answer>") == 1 and inner is not None and _equal(inner, gold)
     inner = [_content(text, last=False), _content(text, last=True), text, text.rpartition("<answer>")[2]]
     inner += [_content(text.replace("\n", " "), last=False), *(part.strip().removesuffix("</answer>") for part in inner[2:])]
+    inner += [_content(line, last=False) for line in text.split("\n")]
     return any(part is not None and _equal(part, gold, loose=True) for part in inner)
 
 

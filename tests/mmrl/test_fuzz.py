@@ -79,6 +79,7 @@ def test_a_block_is_what_stands_between_the_first_pair_of_tags():
     assert first_block("a<x>b<x>c</x>d</x>", "x") == "b<x>c"
     assert first_block("</x><x>", "x") is None and first_block("<x>", "x") is None and first_block("<x></x>", "x") == ""
     assert first_answer("<answer>\n B </answer>") == "B"
+    assert answer_span("<answer>A</answer><answer>B</answer>") == "A</answer><answer>B"
     assert answer_span("<answer>B</answer>C</answer>") == "B</answer>C" and answer_span("</answer><answer>") is None
 
 
