@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import time
 from dataclasses import dataclass
 from fractions import Fraction
@@ -345,6 +346,10 @@ def _plain(text: str) -> str:
 
 
 def _number(text: str) -> Fraction | None:
+    terms = re.fullmatch(r"([\d.]+)([+-][\d.]+)+", text)
+    if terms:  # 3.5-0 is 3.5
+        found = [_number(term.lstrip("+")) for term in re.findall(r"[+-]?[\d.]+", text)]
+        return None if None in found else sum(found, Fraction(0))
     try:
         value = Fraction(text.replace(",", "").strip()) if "_" not in text and "/" not in text and len(text) < 4000 else None
     except (ValueError, OverflowError):
