@@ -36,6 +36,8 @@ class GaussianChunkSection(PolicySection):
     """Things of the scene that the instruction may name at once."""
     sharpness: float = Field(1.0, gt=0)
     """Factor of the readers' attention: 1 to learn from rewards alone, about 10 to clone exactly."""
+    turning_frame: bool = False
+    """Show the scene also as it looks from the arm's own plane, so that what is learned at one angle serves at all of them."""
     initial_std: float = Field(0.5, gt=0)
     """Exploration noise at the start, in units of ``max_delta``; learned from there, per joint."""
     min_std: float = Field(0.05, gt=0)

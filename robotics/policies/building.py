@@ -52,6 +52,7 @@ def policy_config(section: AnyPolicySection, *, num_joints: int, execution_horiz
             num_readers=section.num_readers,
             vocabulary=list(vocabulary()),
             sharpness=section.sharpness,
+            turning_frame=section.turning_frame,
             initial_log_std=math.log(section.initial_std),
             min_log_std=math.log(section.min_std),
             max_log_std=math.log(section.max_std),

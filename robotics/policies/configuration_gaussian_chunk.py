@@ -35,6 +35,8 @@ class GaussianChunkConfig(PreTrainedConfig):
     sharpness: float = 1.0
     """Factor of the readers' attention scores. Near 1 every object is seen at first, which learning from rewards alone needs;
     at 10 a reader soon sees one object and none of the others, which cloning needs to be exact."""
+    turning_frame: bool = False
+    """Show the scene also in a frame that turns with the base: what is learned at one angle serves at all of them."""
     vocabulary: list[str] = field(default_factory=list)
     """Words with an embedding; others are ignored."""
     max_words: int = 16

@@ -17,18 +17,21 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.constants import OBS_ENV_STATE, OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
 from torch import Tensor, nn
 
-from robotics.envs.observation import SLOTS
+from robotics.envs.observation import SLOTS, environment_bounds
 from robotics.policies.chunked import ActsInChunks
 from robotics.policies.configuration_gaussian_chunk import POLICY_TYPE, GaussianChunkConfig
 from robotics.policies.motions import decode_motions, encode_motions
 from robotics.policies.seam import Decision
 
 _LOG_2PI = math.log(2.0 * math.pi)
+_CENTER, _HALF_WIDTH = environment_bounds[:2].mean(axis=1), float(np.ptp(environment_bounds[0])) / 2.0
+_BASE = tuple(-_CENTER / _HALF_WIDTH)  # x and y of the axis that the base turns about, normalised as observations are
 _OFFSET_GAIN = 4.0  # a normalised offset of 0.1 (three centimetres) should not be a small input
 
 
@@ -53,6 +56,24 @@ def entropy(log_std: Tensor, factor: Tensor) -> Tensor:
     """Entropy in nats of each motion given those before it, ``[H]``."""
     scale = log_std + factor.diagonal().log().to(log_std.dtype)[:, None]
     return (scale + 0.5 * (1.0 + _LOG_2PI)).sum(dim=-1)
+
+
+def in_turning_frame(gripper: Tensor, points: Tensor, offsets: Tensor, turns: Tensor) -> Tensor:
+    """``[B, 2 + 7 Q]``: the scene in a frame that turns with the base, the same wherever the arm points.
+
+    ``gripper`` is ``[B, 3]``, ``points`` and ``offsets`` (from the gripper) ``[B, Q, 3]``, ``turns`` ``[B, Q, 2]`` cosine and
+    sine of four times a yaw.
+    """
+    base = gripper.new_tensor(_BASE)
+    radius = torch.linalg.vector_norm(gripper[:, :2] - base, dim=1, keepdim=True).clamp(min=1e-3)
+    cos, sin = ((gripper[:, :2] - base) / radius)[:, None].unbind(dim=2)  # [B, 1]
+    cos2, sin2 = cos**2 - sin**2, 2.0 * cos * sin
+    cos4, sin4 = cos2**2 - sin2**2, 2.0 * cos2 * sin2
+    x, y, z = offsets.unbind(dim=2)
+    c, s = turns.unbind(dim=2)
+    away = torch.linalg.vector_norm(points[..., :2] - base, dim=2)
+    parts = [x * cos + y * sin, y * cos - x * sin, z, away, points[..., 2], c * cos4 + s * sin4, s * cos4 - c * sin4]
+    return torch.cat([torch.stack(parts, dim=2).flatten(1), radius, gripper[:, 2:]], dim=1)
 
 
 class _Block(nn.Module):
@@ -86,6 +107,8 @@ class GaussianChunkPolicy(ActsInChunks, PreTrainedPolicy):
         width = config.width
         blocks = [_Block(width) for _ in range(config.num_blocks)]
         entries = self.num_joints + 3 + readers * (8 + dim)
+        if config.turning_frame:
+            entries += 2 + 7 * readers
         self.trunk = nn.Sequential(nn.Linear(entries, width), *blocks, nn.LayerNorm(width))
         self.head = nn.Linear(width, config.chunk_size * self.num_joints)
         nn.init.normal_(self.head.weight, std=0.01 / math.sqrt(width))  # starts by holding still
@@ -96,6 +119,11 @@ class GaussianChunkPolicy(ActsInChunks, PreTrainedPolicy):
 
     def distribution(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean ``[B, H, A]`` and log standard deviation ``[A]`` of the motions ``u``."""
+        mean = self.head(self._hidden(batch)).unflatten(1, (-1, self.num_joints))
+        return mean, self.log_std.clamp(self.config.min_log_std, self.config.max_log_std)
+
+    def _hidden(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """``[B, width]``: the last hidden layer."""
         meanings = self._read(batch[OBS_LANGUAGE_TOKENS], batch[OBS_LANGUAGE_ATTENTION_MASK])  # [B, Q, D]
         scene = batch[OBS_ENV_STATE]
         gripper, slots = scene[:, :3], scene[:, 3 : 3 + 3 * len(SLOTS)].unflatten(1, (-1, 3))  # [B, K, 3]
@@ -106,9 +134,10 @@ class GaussianChunkPolicy(ActsInChunks, PreTrainedPolicy):
         points, turns = attention @ slots, attention @ yaws  # [B, Q, 3], [B, Q, 2]
         offsets = _OFFSET_GAIN * (points - gripper[:, None])
         found = torch.cat([points, offsets, turns, meanings], dim=2).flatten(1)
-        mean = self.head(self.trunk(torch.cat([batch[OBS_STATE], gripper, found], dim=1)))
-        mean = mean.unflatten(1, (-1, self.num_joints))
-        return mean, self.log_std.clamp(self.config.min_log_std, self.config.max_log_std)
+        seen = [batch[OBS_STATE], gripper, found]
+        if self.config.turning_frame:
+            seen.append(in_turning_frame(gripper, points, offsets, turns))
+        return self.trunk(torch.cat(seen, dim=1))
 
     def _read(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """``[B, Q, D]``: what each reader makes of the instruction; zeros when it knows no word."""

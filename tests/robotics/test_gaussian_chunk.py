@@ -2,6 +2,7 @@ import copy
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from lerobot.configs import PreTrainedConfig
@@ -11,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from mmrl.errors import CheckpointError, ConfigError, DataError
 from robotics.acting import sum_executed
+from robotics.envs.observation import environment_bounds
 from robotics.policies import GaussianChunkConfig
-from robotics.policies.modeling_gaussian_chunk import entropy, log_density, noise_factor
+from robotics.policies.modeling_gaussian_chunk import entropy, in_turning_frame, log_density, noise_factor
 from robotics.policies.motions import decode_motions
 
 
@@ -238,3 +240,38 @@ def test_tokens_count_from_one_and_zero_is_padding(adapter):
     vocabulary = adapter.build_policy().config.vocabulary
     ids = out[OBS_LANGUAGE_TOKENS][0].tolist()
     assert ids == [vocabulary.index("red") + 1, vocabulary.index("blue") + 1] + [0] * 14
+
+
+def turned_scene(points, yaws, angle):
+    """Points ``[n, 3]`` in metres and yaws after the scene turned by ``angle`` about the base, as the policy gets them."""
+    cos, sin = np.cos(angle), np.sin(angle)
+    points = points @ np.array([[cos, sin, 0.0], [-sin, cos, 0.0], [0.0, 0.0, 1.0]])
+    low, high = environment_bounds[:3].T
+    normalised = torch.from_numpy(2.0 * (points - low) / (high - low) - 1.0)[None]
+    turns = torch.from_numpy(np.stack([np.cos(4.0 * (yaws + angle)), np.sin(4.0 * (yaws + angle))], axis=1))[None]
+    return normalised[:, 0], normalised[:, 1:], normalised[:, 1:] - normalised[:, :1], turns
+
+
+def test_the_turning_frame_shows_a_scene_the_same_wherever_the_arm_points():
+    points, yaws = np.array([[0.2, 0.05, 0.1], [0.25, -0.1, 0.02], [0.1, 0.2, 0.05]]), np.array([0.3, -0.7])
+    straight = in_turning_frame(*turned_scene(points, yaws, 0.0))
+    for angle in (0.4, -1.3, 2.5):
+        torch.testing.assert_close(in_turning_frame(*turned_scene(points, yaws, angle)), straight)
+    # The arm pointing along x: ahead, to the left, up; in units of half of the 0.6 m that coordinates span.
+    seen = in_turning_frame(*turned_scene(np.array([[0.2, 0.0, 0.1], [0.26, 0.03, 0.02]]), np.array([0.1]), 0.0))[0]
+    expected = [0.2, 0.1, -0.08 / 0.3, np.hypot(0.26, 0.03) / 0.3, (0.02 - 0.15) / 0.3, np.cos(0.4), np.sin(0.4), 0.2 / 0.3]
+    torch.testing.assert_close(seen, torch.tensor([*expected, (0.1 - 0.15) / 0.3], dtype=torch.float64))
+
+
+def test_a_policy_with_a_turning_frame_looks_at_it(make_adapter):
+    adapter = make_adapter("policy.turning_frame=true")
+    policy = adapter.build_policy()
+    plain = make_adapter().build_policy().trunk[0].weight
+    added = policy.trunk[0].weight.shape[1] - plain.shape[1]
+    assert added == 2 + 7 * policy.config.num_readers
+    seen = adapter.preprocessor(observation())
+    with torch.no_grad():
+        policy.head.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
+        before = policy.distribution(seen)[0]
+        policy.trunk[0].weight[:, -added:] = 0.0
+        assert not torch.allclose(policy.distribution(seen)[0], before)
