@@ -28,7 +28,11 @@ from mmrl.checkpoint import latest_checkpoint
 from mmrl.cli import build_adapter, load_run
 from mmrl.sampling import rollout_seeds
 
-COLUMNS = ("held-out", "before", "reward", "entropy", "KL to start", "length", "draws", "CPU s")
+COLUMNS = {
+    "held-out": (3, True), "before": (3, False), "reward": (2, True), "entropy": (2, False), "KL to start": (2, True),
+    "length": (1, False), "draws": (1, False), "CPU s": (0, False),
+}  # fmt: skip
+"""Decimals of each column, and whether it shows the lowest and highest seed."""
 
 
 def main() -> int:
@@ -107,21 +111,21 @@ def mean_of(lines: Sequence[dict[str, float]], key: str) -> float | None:
 
 
 def markdown(task: str, recipes: Sequence[str], seeds: Sequence[int], runs: Path) -> str:
-    """One row per recipe: mean and, over several seeds, the standard deviation."""
+    """One row per recipe: medians over seeds, with the lowest and highest where seeds differ most."""
     rows = [f"## {task}", "", f"| recipe | seeds | {' | '.join(COLUMNS)} |", f"|---|---:|{'---:|' * len(COLUMNS)}"]
     for name in recipes:
         found = [entry for seed in seeds if (entry := summary(runs / f"{task}-{name}-{seed}")) is not None]
-        cells = [cell([entry[column] for entry in found if entry[column] is not None]) for column in COLUMNS]
-        rows.append(f"| {name} | {len(found)} | {' | '.join(cells)} |")
+        cells = [cell(column, [entry[column] for entry in found if entry[column] is not None]) for column in COLUMNS]
+        rows.append(f"| `{name}` | {len(found)} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
-def cell(values: Sequence[float]) -> str:
+def cell(column: str, values: Sequence[float]) -> str:
     if not values:
         return ""
-    digits = 3 if abs(statistics.fmean(values)) < 100 else 0
-    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{spread}"
+    digits, with_range = COLUMNS[column]
+    spread = f" [{min(values):.{digits}f}, {max(values):.{digits}f}]" if with_range and len(values) > 1 else ""
+    return f"{statistics.median(values):.{digits}f}{spread}"
 
 
 if __name__ == "__main__":
