@@ -124,7 +124,7 @@ class Trainer:
     def _loop(self) -> None:
         """Evaluate, save and step in turn. A request to stop is heard before and after each of them, by all processes alike."""
         while True:
-            if self._heard_stop() is None and self._evaluation_is_due():
+            if (self._exhausted or self._heard_stop() is None) and self._evaluation_is_due():
                 with self._saved_if_a_reward_fails():
                     self._evaluate()
             stop = self._heard_stop()
@@ -170,7 +170,7 @@ class Trainer:
         for warning in self.watch.observe(metrics):
             self.callbacks.on_notice(f"step {self.train_step}: {warning}")
         self.constant_steps = 0 if metrics["groups/informative"] > 0 else self.constant_steps + 1
-        if self.constant_steps >= self.config.trainer.max_constant_steps:
+        if self._exhausted:
             self._stop = f"no group carried signal in {self.constant_steps} steps (trainer.max_constant_steps)"
 
     def _collect(self) -> Collected:
@@ -358,7 +358,13 @@ class Trainer:
             return False
         if self.train_step == 0:
             return self.config.evaluation.at_start
-        return self._is_due(self.config.evaluation.every) or self.train_step == self.config.trainer.num_steps
+        last = self._exhausted or self.train_step == self.config.trainer.num_steps
+        return last or self._is_due(self.config.evaluation.every)
+
+    @property
+    def _exhausted(self) -> bool:
+        """Too many steps without signal: the run ends here by itself."""
+        return self.constant_steps >= self.config.trainer.max_constant_steps
 
     def _is_due(self, every: int) -> bool:
         return every > 0 and self.train_step > 0 and self.train_step % every == 0

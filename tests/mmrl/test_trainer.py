@@ -406,6 +406,16 @@ def test_a_constant_reward_pays_for_no_update_and_stops_the_run(bandit_config):
     assert metrics_of(config)[-1]["groups/informative"] == 0.0
 
 
+def test_a_run_that_stops_for_want_of_signal_is_evaluated_at_its_end(bandit_config):
+    constant = BanditAdapter(reward_terms={"accuracy": lambda task, outcome: 0.7})
+    config = bandit_config(trainer={"num_steps": 50, "max_constant_steps": 5}, evaluation={"every": 0, "at_start": False})
+    steps = []
+    callbacks = Callbacks(on_evaluation=lambda step, result: steps.append(step))
+    trainer = train(config, constant, callbacks=callbacks)
+    assert (trainer.train_step, steps) == (5, [5])
+    assert trainer.best == {"mean": pytest.approx(0.7), "checkpoint": "step_000005"}
+
+
 def test_constant_steps_are_counted_in_a_row_and_across_a_resumed_run(bandit_config):
     config = bandit_config(trainer={"num_steps": 50, "max_constant_steps": 5})
     constant = BanditAdapter(reward_terms={"accuracy": lambda task, outcome: 0.7})
