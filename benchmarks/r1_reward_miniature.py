@@ -121,7 +121,8 @@ def measures(run: Run) -> dict[str, float]:
         "filtered": statistics.fmean(step.get("advantage/filtered", 0.0) for step in steps),
         "largest log-ratio": max(step.get("ratio/max_log", 0.0) for step in steps),
         **{f"voting@{count}": run.cost["votes"][str(count)] for count in VOTES},
-        "consistent": statistics.fmean(step["r1_reward/consistent"] for step in steps[-WINDOW:]),
+        # of the verdicts that could be read; none could be where a policy fell apart
+        "consistent": statistics.fmean(step.get("r1_reward/consistent", 0.0) for step in steps[-WINDOW:]),
         "tokens": statistics.fmean(step["rollout/decisions"] for step in steps[-WINDOW:]),
         "CPU s": run.cost["cpu_s"],
     }
