@@ -90,7 +90,7 @@ def test_a_line_that_is_no_row_is_refused_with_its_number(tmp_path, line, reason
 # D2: columns
 
 
-def test_a_missing_prompt_lists_the_columns_and_the_closest_name(tmp_path):
+def test_d2_a_missing_prompt_lists_the_columns_and_the_closest_name(tmp_path):
     with pytest.raises(
         RowError, match=r"rows.jsonl:1: prompt: missing column: .*found columns: promt, gold\..*'promt' is meant"
     ):
@@ -134,13 +134,13 @@ def test_a_row_without_the_mapped_answer_is_refused_by_number(tmp_path):
         ),
     ],
 )
-def test_a_value_of_the_wrong_kind_names_the_row_the_field_and_what_was_found(tmp_path, row, message):
+def test_d2_a_value_of_the_wrong_kind_names_the_row_the_field_and_what_was_found(tmp_path, row, message):
     with pytest.raises(RowError, match=rf"^rows.jsonl:1: {message}"):
         task_of(tmp_path, row)
 
 
 @pytest.mark.parametrize("as_text", [json.dumps, str])
-def test_messages_stored_as_a_string_are_parsed(tmp_path, as_text):
+def test_d2_messages_stored_as_a_string_are_parsed(tmp_path, as_text):
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "it's 5 o'clock"}]
     task = task_of(tmp_path, {"message": as_text(messages)})
     assert plain_text(task) == "system: be brief\nuser: it's 5 o'clock"
