@@ -2,7 +2,8 @@
 
 The instruction reaches the network as words in order: a convolution lets each word see its neighbours ("red on blue" is not
 "blue on red"), and several learned readers pool them. Each reader asks for one thing of the scene, by attention over the slots
-of ``observation.environment_state`` with learned keys. So which word means which object is learned, not handed over.
+of ``observation.environment_state`` with learned keys. So which word means which object is learned, not handed over. What the
+readers find is also shown from the arm's own plane where ``turning_frame`` asks for it.
 
 A decision is a chunk ``u`` ``[H, A]`` of motions in units of ``max_delta``, Gaussian with a learned standard deviation per
 joint that does not depend on the observation, and a share of noise that all motions of a chunk have in common, so that
