@@ -37,9 +37,12 @@ class VlaBackbone(nn.Module):
         self.chunk_size = config.chunk_size
         width, heads, ratio = config.width, config.num_heads, config.mlp_ratio
         encoders: list[nn.Module] = [
-            ImageTokens(key, feature.shape, patch_size=config.patch_size, num_tokens=config.image_tokens, width=width)
+            ImageTokens(
+                key, feature.shape, patch_size=config.patch_size, num_tokens=config.image_tokens,
+                num_words=len(config.vocabulary), width=width,
+            )
             for key, feature in config.image_features.items()
-        ]
+        ]  # fmt: skip
         encoders.append(WordTokens(len(config.vocabulary), config.max_words, width))
         if config.env_state_feature is not None:
             encoders.append(SlotTokens(config.num_slots, config.num_yaws, width))

@@ -16,11 +16,48 @@ from mmrl.errors import DataError
 _OFFSET_GAIN = 4.0  # a normalised offset of 0.1 (three centimetres) should not be a small input
 _PLACE_GAIN = 3.0  # nor one of a sixth of the image
 _PATCH_CHANNELS = 32
+_MODULATION_GAIN = 2.0  # the mean of a sentence's words is a small number
 _FLAT = 1e-6  # variance below which an attention map counts as flat
 
 
 def _positions(num: int, width: int) -> nn.Parameter:
     return nn.Parameter(0.1 * torch.randn(num, width))
+
+
+class InstructedStem(nn.Module):
+    """Convolutions over an image's patches, with channels that the instruction scales and shifts.
+
+    The instruction is the mean of its words' embeddings: which things matter, not how they are related. (FiLM, Perez et al.,
+    arXiv 1709.07871, used as in RT-1, 2212.06817.) A reader of images learns the named thing from a fifth of the images that it
+    takes to learn all things first and to choose among them later.
+    """
+
+    def __init__(self, in_channels: int, num_halvings: int, num_words: int) -> None:
+        super().__init__()
+        wide = _PATCH_CHANNELS
+        self.words = nn.Embedding(num_words + 1, wide, padding_idx=0)
+        self.modulation = nn.Linear(wide, 4 * wide)
+        nn.init.zeros_(self.modulation.bias)
+        channels = [in_channels, *[wide // 2] * (num_halvings - 1), wide]
+        kernels = [5, *[3] * (num_halvings - 1)]
+        self.halvings = nn.ModuleList(
+            nn.Conv2d(before, after, kernel, stride=2, padding=kernel // 2, padding_mode="replicate")
+            for before, after, kernel in zip(channels, channels[1:], kernels)
+        )
+        self.around = nn.Conv2d(wide, wide, kernel_size=3, padding=1, padding_mode="replicate")
+        self.to(memory_format=torch.channels_last)  # nearly twice as fast on CPUs
+
+    def forward(self, image: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+        """``[B, channels, rows, columns]`` of patches, given images in [-1, 1] and the instruction's word ids."""
+        present = mask.to(image.dtype)[..., None]
+        meaning = (self.words(tokens) * present).sum(dim=1) / present.sum(dim=1).clamp(min=1.0)
+        modulation = _MODULATION_GAIN * self.modulation(meaning)
+        scale, shift, scale_around, shift_around = modulation[..., None, None].chunk(4, dim=1)
+        x = image.contiguous(memory_format=torch.channels_last)
+        for conv in self.halvings[:-1]:
+            x = conv(x).relu()
+        x = (self.halvings[-1](x).relu() * (1.0 + scale)) + shift
+        return x + (self.around(x).relu() * (1.0 + scale_around) + shift_around)
 
 
 class ImageTokens(nn.Module):
@@ -30,20 +67,15 @@ class ImageTokens(nn.Module):
     things are from far fewer images than a token per patch with a position embedding does, and fewer tokens cost less.
     """
 
-    def __init__(self, key: str, shape: tuple[int, int, int], *, patch_size: int, num_tokens: int, width: int) -> None:
+    def __init__(
+        self, key: str, shape: tuple[int, int, int], *, patch_size: int, num_tokens: int, num_words: int, width: int
+    ) -> None:
         super().__init__()
         self.key, self.shape = key, tuple(shape)
-        layers: list[nn.Module] = []
-        channels, num_halvings = shape[0], patch_size.bit_length() - 1
-        for halving in range(num_halvings):
-            wider = _PATCH_CHANNELS if halving == num_halvings - 1 else _PATCH_CHANNELS // 2
-            kernel = 3 if halving else 5
-            layers += [nn.Conv2d(channels, wider, kernel, stride=2, padding=kernel // 2), nn.GELU("tanh")]
-            channels = wider
-        self.stem = nn.Sequential(*layers)
-        self.maps = nn.Conv2d(channels, num_tokens, kernel_size=3, padding=1)
+        self.stem = InstructedStem(shape[0], patch_size.bit_length() - 1, num_words)
+        self.maps = nn.Conv2d(_PATCH_CHANNELS, num_tokens, kernel_size=1)
         self.log_sharpness = nn.Parameter(torch.ones(num_tokens, 1))
-        self.place, self.look = nn.Linear(2, width), nn.Linear(channels, width, bias=False)
+        self.place, self.look = nn.Linear(2, width), nn.Linear(_PATCH_CHANNELS, width, bias=False)
         self.names = nn.Parameter(torch.randn(num_tokens, width))
         axes = [torch.linspace(-1.0, 1.0, pixels // patch_size) for pixels in shape[1:]]
         self.register_buffer("places", torch.cartesian_prod(*axes), persistent=False)  # [patches, 2], row and column
@@ -56,7 +88,7 @@ class ImageTokens(nn.Module):
                 f"{self.key}: images are {image.dtype} {list(image.shape[1:])}; expected floats in [0, 1] of shape "
                 f"{list(self.shape)}, the size that the policy was built for. Render that size, or build another policy."
             )
-        patches = self.stem(2.0 * image - 1.0)  # [B, channels, rows, columns]
+        patches = self.stem(2.0 * image - 1.0, observation[OBS_LANGUAGE_TOKENS], observation[OBS_LANGUAGE_ATTENTION_MASK])
         scores = self.maps(patches).flatten(2)
         # In units of the image's own spread the rare patches, which hold things, stand out from the first step on.
         scores = nn.functional.layer_norm(scores, scores.shape[2:], eps=_FLAT)

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from lerobot.utils.constants import OBS_ENV_STATE
+from lerobot.utils.constants import OBS_ENV_STATE, OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
 from torch import nn
 
-from robotics.policies.vla_encoders import ImageTokens, SlotTokens
+from robotics.policies.vla_encoders import ImageTokens, InstructedStem, SlotTokens
 from robotics.policies.vla_layers import AdaptiveRmsNorm, Attention, Layer, block_mask
 
 
@@ -73,9 +73,13 @@ def test_slot_tokens_see_places_offsets_from_the_gripper_and_turns():
     assert present.all()
 
 
+WORDS = {OBS_LANGUAGE_TOKENS: torch.tensor([[1, 2, 0]]), OBS_LANGUAGE_ATTENTION_MASK: torch.tensor([[True, True, False]])}
+
+
 def test_image_tokens_tell_where_their_map_finds_something():
-    encoder = ImageTokens("image", (3, 16, 32), patch_size=4, num_tokens=1, width=2)
-    encoder.stem, encoder.look = nn.AvgPool2d(4), nn.Linear(3, 2)
+    encoder = ImageTokens("image", (3, 16, 32), patch_size=4, num_tokens=1, num_words=2, width=2)
+    encoder.stem.forward = lambda image, tokens, mask: nn.functional.avg_pool2d(image, 4)
+    encoder.look = nn.Linear(3, 2)
     encoder.maps = nn.Conv2d(3, 1, 1)
     with torch.no_grad():
         for parameter in (encoder.maps.bias, encoder.look.weight, encoder.look.bias, encoder.place.bias, encoder.names):
@@ -85,21 +89,68 @@ def test_image_tokens_tell_where_their_map_finds_something():
     image = torch.zeros(1, 3, 16, 32)
     image[:, 1] = 1.0
     image[0, 0, 4:8, 28:32] = 1.0  # second of 4 rows, last of 8 columns
-    tokens, _ = encoder({"image": image})
+    tokens, _ = encoder({"image": image, **WORDS})
     torch.testing.assert_close(tokens[0, 0], 3 * torch.tensor([-1 / 3, 1.0]), atol=1e-4, rtol=0)
 
 
 def test_a_new_encoder_looks_at_what_stands_out_and_bears_an_image_of_one_colour():
     torch.manual_seed(0)
-    encoder = ImageTokens("image", (3, 64, 64), patch_size=4, num_tokens=64, width=2)
+    encoder = ImageTokens("image", (3, 64, 64), patch_size=4, num_tokens=64, num_words=2, width=2)
     with torch.no_grad():
         encoder.place.weight.copy_(torch.eye(2) / 3)
         for parameter in (encoder.place.bias, encoder.names, encoder.look.weight):
             parameter.zero_()
     image = torch.full((2, 3, 64, 64), 0.4)
     image[0, :, 12:16, 40:44] = torch.tensor([0.9, 0.1, 0.1])[:, None, None]  # patch (3, 10) of 16 by 16
-    tokens, _ = encoder({"image": image})
+    tokens, _ = encoder({"image": image, **{name: value.expand(2, -1) for name, value in WORDS.items()}})
     away = (tokens[0] - torch.tensor([3, 10]) / 7.5 + 1).norm(dim=1)
     assert (away < 0.3).float().mean() > 0.3  # a third of the maps point there, without any training
     tokens.sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters() if parameter.grad is not None)
+
+
+@pytest.mark.parametrize("patch_size", [2, 4, 8])
+def test_the_stem_scales_and_shifts_channels_as_the_instruction_says(patch_size):
+    torch.manual_seed(0)
+    stem = InstructedStem(3, patch_size.bit_length() - 1, num_words=4)
+    image, present = torch.rand(1, 3, 16, 32), torch.tensor([[True, True]])
+    say = lambda *ids, mask=present: stem(image, torch.tensor([ids]), mask)  # noqa: E731
+    assert say(1, 2).shape == (1, 32, 16 // patch_size, 32 // patch_size)
+    torch.testing.assert_close(say(1, 2), say(2, 1))  # which words, not in which order
+    torch.testing.assert_close(say(1, 1), say(1, 4, mask=torch.tensor([[True, False]])))  # the mean of those that are there
+    assert (say(1, 2) - say(1, 3)).abs().max() > 0.01
+    silent = say(1, 2, mask=torch.tensor([[False, False]]))
+    x = image
+    for conv in stem.halvings:
+        x = conv(x).relu()
+    torch.testing.assert_close(silent, x + stem.around(x).relu())  # no word, no modulation
+
+
+def test_the_stem_can_learn_to_see_only_the_colour_that_is_named():
+    """Two squares, red and blue, at the two ends of a line; the one that is named must come out, in all pairs of places."""
+    torch.manual_seed(0)
+    encoder = ImageTokens("image", (3, 32, 32), patch_size=4, num_tokens=4, num_words=2, width=8)
+    read = nn.Linear(32, 2)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *read.parameters()], lr=3e-3)
+
+    def scenes(num, generator):
+        places = torch.rand(num, 8, 8, generator=generator).flatten(1).topk(2).indices  # patches of red and of blue
+        image = torch.full((num, 3, 64), 0.4)
+        for channel, each in zip((0, 2), places.T):
+            image[torch.arange(num), :, each] = torch.eye(3)[channel]
+        named = torch.randint(2, (num,), generator=generator)
+        where = places.gather(1, named[:, None])[:, 0]
+        seen = image.unflatten(2, (8, 8)).repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
+        words = {OBS_LANGUAGE_TOKENS: named[:, None] + 1, OBS_LANGUAGE_ATTENTION_MASK: torch.ones(num, 1, dtype=torch.bool)}
+        return {"image": seen, **words}, torch.stack([where // 8, where % 8], dim=1) / 3.5 - 1
+
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(120):
+        observation, where = scenes(64, generator)
+        loss = (read(encoder(observation)[0].flatten(1)) - where).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    observation, where = scenes(256, torch.Generator().manual_seed(1))
+    error = (read(encoder(observation)[0].flatten(1)) - where).norm(dim=1).median()
+    assert error < 0.2, error  # two thirds of a patch; guessing gives about 1
