@@ -297,7 +297,7 @@ class RoboticsAdapter:
         size = self.config.rollout.image_size
         world = ArmWorld([task])
         world.restore(state[None])
-        image = world.draw(np.array([0]), {"scene": (size, size)})["scene"][0]
+        image = world.draw(np.array([0]), {"scene": (size, size)}, sky=True)["scene"][0]
         world.close()
         png = io.BytesIO()
         Image.fromarray(image).save(png, "PNG")

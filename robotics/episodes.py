@@ -61,7 +61,7 @@ def replay(
             if step:
                 world.advance(episode.commands[step - 1 : step], row)
             if step % every == 0 or step == episode.num_steps:
-                images = {name: image[0] for name, image in world.draw(row, cameras).items()} if cameras else {}
+                images = {name: image[0] for name, image in world.draw(row, cameras, sky=True).items()} if cameras else {}
                 yield Moment(step, world.states()[0].copy(), images)
         if not np.array_equal(world.states()[0], episode.final_state):
             raise DataError(

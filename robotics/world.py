@@ -108,14 +108,16 @@ class ArmWorld:
         observation = {name: value[rows] for name, value in observe(self.physics).items()}
         return observation | {f"pixels.{name}": image for name, image in self.draw(rows, self.cameras).items()}
 
-    def draw(self, rows: NDArray[np.int64], cameras: Mapping[str, tuple[int, int]]) -> dict[str, NDArray[np.uint8]]:
-        """``[n, H, W, 3]`` of each camera, given its height and width."""
+    def draw(
+        self, rows: NDArray[np.int64], cameras: Mapping[str, tuple[int, int]], *, sky: bool = False
+    ) -> dict[str, NDArray[np.uint8]]:
+        """``[n, H, W, 3]`` of each camera, given its height and width; with a ``sky`` for people."""
         images: dict[str, NDArray[np.uint8]] = {}
         for size in sorted(set(cameras.values())):
             if size not in self._renderers:
                 self._renderers[size] = SceneRenderer(self.physics, height=size[0], width=size[1])
             names = tuple(name for name, its in cameras.items() if its == size)
-            images |= {name: np.stack([self._renderers[size].render(name, int(row)) for row in rows]) for name in names}
+            images |= self._renderers[size].render_rows(rows, names, sky=sky)
         return images
 
     def advance(self, commands: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np.bool_]:

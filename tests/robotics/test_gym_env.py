@@ -231,6 +231,21 @@ def test_after_its_end_an_episode_stands_still_until_it_is_reset_on_purpose():
     assert not any(env.step(observation["agent_pos"])[2:4])
 
 
+@pytest.mark.parametrize("size", [48, 160])
+def test_policies_see_the_same_images_in_training_and_through_the_environment(size):
+    env = ArmEnv("reach", cameras=("scene", "wrist"), image_size=size)
+    seen, info = env.reset(seed=3)
+    world = ArmWorld([task_of("reach", 3)], cameras={"scene": (size, size), "wrist": (size, size)})
+    trained_on = world.observe(np.array([0]))
+    for camera, image in seen["pixels"].items():
+        np.testing.assert_array_equal(image, trained_on[f"pixels.{camera}"][0])
+    black = (seen["pixels"]["wrist"] == 0).all(axis=2)
+    shown = world.draw(np.array([0]), {"wrist": (size, size)}, sky=True)["wrist"][0]
+    assert black.any() and (shown[black] > 0).any(axis=1).all(), "the sky is for films"
+    world.close()
+    env.close()
+
+
 def test_frames_show_the_scene_and_change_with_it():
     env = ArmEnv("place", render_mode="rgb_array", width=96, height=64, cameras=("scene", "wrist"), image_size=32)
     observation, _ = env.reset(seed=1)

@@ -124,7 +124,7 @@ def test_frames_show_the_cameras_side_by_side_from_the_start_to_the_end(filmed):
     for frame, state in ((frames[0], episode.initial_state), (frames[-1], episode.final_state)):
         world = ArmWorld([tasks[1]])
         world.restore(state[None])
-        seen = world.draw(np.array([0]), {"scene": (48, 48), "wrist": (48, 48)})
+        seen = world.draw(np.array([0]), {"scene": (48, 48), "wrist": (48, 48)}, sky=True)
         world.close()
         np.testing.assert_array_equal(frame, np.concatenate([seen["scene"][0], seen["wrist"][0]], axis=1))
     assert (frames[0] != frames[-1]).any()

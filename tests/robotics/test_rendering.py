@@ -62,6 +62,21 @@ def test_a_size_can_be_asked_for_and_does_not_leave_a_trace(drawn):
     np.testing.assert_array_equal(renderer.render_rows(rows, ["scene"])["scene"], small)
 
 
+def test_small_images_are_coarser_and_leave_the_model_and_large_images_alone(drawn):
+    physics, renderer = drawn
+    quality = physics.model.vis.quality
+    before = (quality.numslices, quality.numstacks, quality.numquads, quality.offsamples)
+    rows, draw = np.array([0]), lambda size: renderer.render_rows(np.array([0]), ["scene"], width=size, height=size)["scene"][0]
+    large, small = draw(192), draw(128)
+    np.testing.assert_array_equal(draw(192), large)  # whichever comes first
+    np.testing.assert_array_equal(draw(128), small)
+    people = renderer.render_rows(rows, ["scene"], width=128, height=128, sky=True)["scene"][0]
+    differ = np.abs(people.astype(int) - small).max(axis=2)
+    assert 0.0 < (differ > 24).mean() < 0.02  # outlines of round things
+    assert differ.mean() < 8.0  # and a little shading
+    assert (quality.numslices, quality.numstacks, quality.numquads, quality.offsamples) == before
+
+
 def test_the_scene_camera_sees_every_block_where_it_is(drawn):
     physics, renderer = drawn
     model, size = physics.model, 128
