@@ -28,6 +28,7 @@ WorldBuilder = Callable[..., ArmWorld]
 _BLOCK = 32
 """Rows of one network call. Matrix products of one shape treat every row alike, products of different shapes round
 differently; with blocks of one shape an episode does not depend, not even in its last bit, on what it is batched with."""
+_DISTURBANCE = 17  # stream of random numbers
 
 
 def lerobot_names(observation: Mapping[str, NDArray]) -> dict[str, Tensor]:
@@ -113,13 +114,19 @@ class PolicyDriver:
 
 
 class ExpertDriver:
-    """Follows an expert as closely as the policy can express, and records the demonstrated decisions."""
+    """Follows an expert as closely as the policy can express, and records the demonstrated decisions.
+
+    With ``noise`` the robot is sent something else than what is recorded; see `robotics.demonstrators`.
+    """
 
     def __init__(
-        self, policy: ChunkPolicy, recorder: Recorder, postprocess: Postprocess, *, expert: Decide, seeds: Tensor
-    ) -> None:
+        self, policy: ChunkPolicy, recorder: Recorder, postprocess: Postprocess, *, expert: Decide, seeds: Tensor,
+        noise: Tensor,
+    ) -> None:  # fmt: skip
+        """``noise`` ``[N]`` are standard deviations, shares of half of each joint's range; the last joint, the gripper, has none."""
         self.policy, self.recorder, self.postprocess, self.expert = policy, recorder, postprocess, expert
         self.noise = normal_draws(seeds, (recorder.shape[1], *policy.noise_shape()))
+        self.disturbance, self.seeds = noise, seeds
 
     @torch.no_grad()
     def __call__(self, decision: int, running: NDArray[np.int64], observation: Mapping[str, NDArray]) -> NDArray[np.float64]:
@@ -129,7 +136,19 @@ class ExpertDriver:
         seen = self.recorder.see(decision, rows, observation, **{ACTION: wanted})
         chunk = seen.pop(ACTION)
         self.recorder.note(decision, rows, self.policy.imitate(seen, chunk, self.noise[rows, decision]))
-        return self.postprocess(chunk).double().numpy()
+        return self.postprocess(self._disturbed(decision, rows, chunk)).double().numpy()
+
+    def _disturbed(self, decision: int, rows: Tensor, chunk: Tensor) -> Tensor:
+        """``chunk`` ``[n, H, A]``, normalised to [-1, 1], as the robot is sent it."""
+        if not self.disturbance.any():
+            return chunk
+        draws = [
+            np.random.default_rng([seed, _DISTURBANCE, decision]).standard_normal(chunk.shape[1:], np.float32)
+            for seed in self.seeds[rows].tolist()
+        ]
+        noise = self.disturbance[rows, None, None] * torch.from_numpy(np.stack(draws))
+        noise[..., -1] = 0.0
+        return (chunk + noise).clamp(-1.0, 1.0)
 
 
 def attempt(

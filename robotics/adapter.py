@@ -53,11 +53,13 @@ class RoboticsAdapter:
                 "episodes in them with robotics.envs.wrapped.GymWorld and robotics.rollouts.run_episodes."
             )
         self.families = [build_family(name) for name in config.tasks.families]
-        unknown = sorted(set(config.tasks.goals) - set(config.tasks.families))
-        if unknown:
-            raise ConfigError(
-                f"tasks.goals names {', '.join(unknown)}, not among tasks.families: {', '.join(config.tasks.families)}."
-            )
+        noise = config.demonstrations.noise
+        for key, named in (("tasks.goals", config.tasks.goals), ("demonstrations.noise", noise if isinstance(noise, dict) else {})):
+            unknown = sorted(set(named) - set(config.tasks.families))
+            if unknown:
+                raise ConfigError(
+                    f"{key} names {', '.join(unknown)}, not among tasks.families: {', '.join(config.tasks.families)}."
+                )
         horizon, limit = config.rollout.execution_horizon, config.rollout.max_env_steps
         longest = max(limit or family.max_env_steps for family in self.families)
         self.max_decisions = -(-longest // horizon) * (horizon if config.rollout.decisions == "action" else 1)
@@ -143,7 +145,10 @@ class RoboticsAdapter:
             world, limits = self._world(part), self._limits(part)
             expert = make_expert(world.physics, world.families, world.goals, chunk_size=acting.config.chunk_size)
             recorder = Recorder(acting, self.preprocessor, [task.instruction for task in part], limits.num_decisions)
-            driver = ExpertDriver(acting, recorder, self.postprocessor, expert=expert, seeds=seeds[chosen])
+            driver = ExpertDriver(
+                acting, recorder, self.postprocessor,
+                expert=expert, seeds=seeds[chosen], noise=torch.tensor([self._noise_of(task.family) for task in part]),
+            )  # fmt: skip
             episodes = run_episodes(world, driver, limits)
             world.close()
             inputs = recorder.inputs(executed_counts(episodes))
@@ -258,6 +263,10 @@ class RoboticsAdapter:
         horizon = self.config.rollout.execution_horizon
         density = mask_executed(density, executed)
         return density.sum(dim=-1) if self.config.rollout.decisions == "chunk" else density[..., :horizon].flatten(1)
+
+    def _noise_of(self, family: str) -> float:
+        noise = self.config.demonstrations.noise
+        return noise.get(family, 0.0) if isinstance(noise, dict) else noise
 
     def _open_demonstrations(self):
         section = self.config.demonstrations

@@ -169,6 +169,9 @@ class TasksSection(Section):
         return self
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 class DemonstrationsSection(Section):
     """Where the demonstrations of supervised warm-up (``algorithm: sft``) come from."""
 
@@ -180,6 +183,10 @@ class DemonstrationsSection(Section):
     """At most so many episodes of a dataset, by family, the first ones; all of the families that are not named."""
     successes_only: bool = True
     """Leave out episodes of a dataset that did not succeed."""
+    noise: Share | dict[str, Share] = 0.0
+    """Without ``path``: noise between the expert's commands, which are imitated, and what the robot is sent, as a share of half
+    of a joint's range; one number, or numbers by family (0 for those that are not named). It shows the way back from small
+    errors; much more than 0.006 makes grasps fail."""
     allow_other_world: bool = False
     """Take a dataset of ``mmrl demos`` although it was made in another world (other MuJoCo, changed scene)."""
 

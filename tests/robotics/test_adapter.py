@@ -190,6 +190,30 @@ def test_demonstrations_succeed_and_the_policy_can_express_them(adapter):
     assert success == [1.0] * 8
 
 
+def test_a_disturbed_demonstration_records_what_the_expert_wanted_and_how_it_came_back(make_adapter):
+    quiet, noisy, both = (
+        make_adapter(f"demonstrations.noise={noise}", "tasks.families=[reach,push]")
+        for noise in ("{push: 0.01}", "{reach: 0.02}", "0.02")
+    )
+    policy = quiet.build_policy()
+    tasks = [task for task in first(quiet, 12, "eval") if task.family == "reach"]
+    batches = [adapter.demonstrate(policy, tasks, seeds=torch.arange(len(tasks))) for adapter in (quiet, noisy, both)]
+    assert_equal_rows(batches[1], batches[2])
+    low, high = quiet._world(tasks).physics.joint_limits.T
+    for clean, disturbed in zip(batches[0].outcomes, batches[1].outcomes):
+        off = (disturbed.commands[:4] - clean.commands[:4]) / ((high - low) / 2)  # the first chunk: the same state, the same wish
+        assert (off[:, -1] == 0).all() and 0.005 < off[:, :-1].std() < 0.04
+    first_seen = {name: value[:, 0] for name, value in batches[1].inputs.records.items()}
+    assert all(torch.equal(value, batches[0].inputs.records[name][:, 0]) for name, value in first_seen.items())
+    later = batches[1].inputs.observations["observation.state"][:, 1]
+    assert not torch.equal(later, batches[0].inputs.observations["observation.state"][:, 1])
+    assert set(batches[1].stop_reasons) == {"success"}
+    alone = noisy.demonstrate(policy, tasks[2:3], seeds=torch.tensor([2]))
+    np.testing.assert_array_equal(alone.outcomes[0].commands, batches[1].outcomes[2].commands)
+    with pytest.raises(ConfigError, match=r"demonstrations.noise names lift, not among tasks.families: reach, push"):
+        make_adapter("demonstrations.noise={lift: 0.01}", "tasks.families=[reach,push]")
+
+
 def test_describe_shows_instruction_decisions_goal_and_a_film(adapter):
     batch = rollout(adapter, adapter.build_policy(), num_tasks=1, group_size=2)
     sample = adapter.describe(batch, 1)
