@@ -54,7 +54,10 @@ class RoboticsAdapter:
             )
         self.families = [build_family(name) for name in config.tasks.families]
         noise = config.demonstrations.noise
-        for key, named in (("tasks.goals", config.tasks.goals), ("demonstrations.noise", noise if isinstance(noise, dict) else {})):
+        for key, named in (
+            ("tasks.goals", config.tasks.goals),
+            ("demonstrations.noise", noise if isinstance(noise, dict) else {}),
+        ):
             unknown = sorted(set(named) - set(config.tasks.families))
             if unknown:
                 raise ConfigError(

@@ -52,7 +52,12 @@ class SceneRenderer:
         return self._draw([row], [camera], self.width, self.height, sky=True)[camera][0]
 
     def render_rows(
-        self, rows: NDArray[np.int64], cameras: Sequence[str], *, width: int | None = None, height: int | None = None,
+        self,
+        rows: NDArray[np.int64],
+        cameras: Sequence[str],
+        *,
+        width: int | None = None,
+        height: int | None = None,
         sky: bool = False,
     ) -> Mapping[str, NDArray[np.uint8]]:
         """Simulations ``rows`` seen by each camera: RGB ``[n, height, width, 3]`` by camera. Policies see no ``sky``.

@@ -61,7 +61,7 @@ def policy_config(section: AnyPolicySection, *, num_joints: int, execution_horiz
     if isinstance(section, FlowVLASection):
         from robotics.policies.configuration_flow_vla import FlowVlaConfig
 
-        own = _fields(section, "num_denoising_steps", "sde_noise", *_SIZES)
+        own = _fields(section, "num_denoising_steps", "sde_noise", "stochastic_step", *_SIZES)
         return FlowVlaConfig(**common, **own, vocabulary=list(vocabulary()))
     if isinstance(section, TokenVLASection):
         from robotics.policies.configuration_token_vla import TokenVlaConfig

@@ -22,10 +22,16 @@ class FlowVlaConfig(VlaConfig):
     sde_noise: float = 0.5
     """Strength ``a`` of the one stochastic step of a sampled decision; see `robotics.policies.flow.sde_step`."""
 
+    stochastic_step: str = "any"
+    """Which of the steps is the stochastic one: ``any``, drawn for each decision, or ``last``. A policy that is sure of its
+    action (a clone) steers what is stirred early back to it, so that only the noise of the last step reaches the robot."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_denoising_steps < 1:
             raise ConfigError(f"{POLICY_TYPE}: num_denoising_steps is {self.num_denoising_steps}; expected 1 or more.")
+        if self.stochastic_step not in ("any", "last"):
+            raise ConfigError(f"{POLICY_TYPE}: stochastic_step is {self.stochastic_step!r}; expected any or last.")
         if self.sde_noise <= 0:
             raise ConfigError(
                 f"{POLICY_TYPE}: sde_noise is {self.sde_noise}; expected more than 0, or decisions have no density."

@@ -1,8 +1,8 @@
 """A flow-matching policy with a density: π0's form, sampled with πRL's hybrid Flow-SDE.
 
 A chunk is a vector of motions (`robotics.policies.motions`) that K denoising steps turn from noise into actions. In a sampled
-decision one step, drawn uniformly, is stochastic and the others are not; the density is the Gaussian one of that step, given
-where it started. The start of the whole chain is not part of it. Axes: ``B`` batch, ``H`` chunk, ``A`` joints.
+decision one step, drawn uniformly or the last, is stochastic and the others are not; the density is the Gaussian one of that
+step, given where it started. The start of the whole chain is not part of it. Axes: ``B`` batch, ``H`` chunk, ``A`` joints.
 
 Records hold ``x`` ``[B, H, A]`` (where the step starts), ``target`` ``[B, H, A]``, ``time`` ``[B]`` (1 is noise) and ``step``
 ``[B]`` (number of the stochastic step). For demonstrations ``step`` is -1 and ``target`` is a velocity instead of the end of
@@ -58,6 +58,8 @@ class FlowVlaPolicy(ActsInChunks, PreTrainedPolicy):
         sampled = noise is not None
         x, step_noise, draw = self._split(state.new_zeros(len(state), *self.noise_shape()) if noise is None else noise)
         chosen = (flow.normal_to_uniform(draw) * num_steps).long().clamp(max=num_steps - 1)
+        if self.config.stochastic_step == "last":
+            chosen = torch.full_like(chosen, num_steps - 1)
         prefix = self.backbone.read(observation)
         start, end = torch.zeros_like(x), torch.zeros_like(x)
         density = torch.zeros_like(x[..., 0])

@@ -201,7 +201,9 @@ def test_a_disturbed_demonstration_records_what_the_expert_wanted_and_how_it_cam
     assert_equal_rows(batches[1], batches[2])
     low, high = quiet._world(tasks).physics.joint_limits.T
     for clean, disturbed in zip(batches[0].outcomes, batches[1].outcomes):
-        off = (disturbed.commands[:4] - clean.commands[:4]) / ((high - low) / 2)  # the first chunk: the same state, the same wish
+        off = (disturbed.commands[:4] - clean.commands[:4]) / (
+            (high - low) / 2
+        )  # the first chunk: the same state, the same wish
         assert (off[:, -1] == 0).all() and 0.005 < off[:, :-1].std() < 0.04
     first_seen = {name: value[:, 0] for name, value in batches[1].inputs.records.items()}
     assert all(torch.equal(value, batches[0].inputs.records[name][:, 0]) for name, value in first_seen.items())

@@ -234,7 +234,7 @@ def test_after_its_end_an_episode_stands_still_until_it_is_reset_on_purpose():
 @pytest.mark.parametrize("size", [48, 160])
 def test_policies_see_the_same_images_in_training_and_through_the_environment(size):
     env = ArmEnv("reach", cameras=("scene", "wrist"), image_size=size)
-    seen, info = env.reset(seed=3)
+    seen, _ = env.reset(seed=3)
     world = ArmWorld([task_of("reach", 3)], cameras={"scene": (size, size), "wrist": (size, size)})
     trained_on = world.observe(np.array([0]))
     for camera, image in seen["pixels"].items():

@@ -205,6 +205,20 @@ def test_flow_decisions_have_the_density_of_their_stochastic_step():
     torch.testing.assert_close(entropy, torch.distributions.Normal(0.0, std).entropy().sum(dim=2).mul(6).expand(-1, 4))
 
 
+def test_the_last_step_can_be_the_stochastic_one_and_its_noise_is_that_of_the_motions():
+    policy = build("flow", stochastic_step="last", sde_noise=0.3, num_denoising_steps=4)
+    observation = observe(policy, 64)
+    noise = draw(policy, 64)
+    record = policy.decide(observation, noise).record
+    assert (record["step"] == 3).all() and (record["time"] == 0.25).all()
+    quiet = noise.clone()
+    quiet[:, 24:48] = 0.0  # the same start, no noise in the step
+    difference = record["target"] - policy.decide(observation, quiet).record["target"]
+    torch.testing.assert_close(difference, 0.3 / 12**0.5 * noise[:, 24:48].unflatten(1, (4, 6)), atol=1e-5, rtol=0)
+    others = build("flow", num_denoising_steps=4).decide(observation, noise).record["step"]
+    assert others.unique().tolist() == [0, 1, 2, 3]
+
+
 def test_flow_decisions_without_noise_take_euler_steps_from_zero():
     policy = build("flow", num_denoising_steps=3)
     observation = observe(policy)
@@ -357,6 +371,7 @@ def test_features_that_do_not_fit_are_refused_with_both_lists(inputs, problem):
         ("flow", "n_action_steps", 9, r"n_action_steps is 9; expected 1 to chunk_size \(4\)"),
         ("flow", "num_heads", 3, "width 32 is not a multiple of num_heads"),
         ("flow", "patch_size", 6, "patch_size is 6; expected a power of two"),
+        ("flow", "stochastic_step", "first", "stochastic_step is 'first'; expected any or last"),
         ("flow", "image_tokens", 0, "image_tokens is 0; expected 1 or more"),
         ("flow", "depth", 0, "depth is 0; expected 1 or more layers"),
         ("flow", "num_denoising_steps", 0, "num_denoising_steps is 0"),
