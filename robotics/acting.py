@@ -123,7 +123,7 @@ class ExpertDriver:
         self, policy: ChunkPolicy, recorder: Recorder, postprocess: Postprocess, *, expert: Decide, seeds: Tensor,
         noise: Tensor,
     ) -> None:  # fmt: skip
-        """``noise`` ``[N]`` are standard deviations, shares of half of each joint's range; the last joint, the gripper, has none."""
+        """``noise`` ``[N]`` is a standard deviation, a share of half of each joint's range; the gripper, last, has none."""
         self.policy, self.recorder, self.postprocess, self.expert = policy, recorder, postprocess, expert
         self.noise = normal_draws(seeds, (recorder.shape[1], *policy.noise_shape()))
         self.disturbance, self.seeds = noise, seeds
