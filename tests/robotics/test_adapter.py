@@ -200,11 +200,14 @@ def test_a_disturbed_demonstration_records_what_the_expert_wanted_and_how_it_cam
     batches = [adapter.demonstrate(policy, tasks, seeds=torch.arange(len(tasks))) for adapter in (quiet, noisy, both)]
     assert_equal_rows(batches[1], batches[2])
     low, high = quiet._world(tasks).physics.joint_limits.T
+    noise_of = []
     for clean, disturbed in zip(batches[0].outcomes, batches[1].outcomes):
         off = (disturbed.commands[:4] - clean.commands[:4]) / (
             (high - low) / 2
         )  # the first chunk: the same state, the same wish
         assert (off[:, -1] == 0).all() and 0.005 < off[:, :-1].std() < 0.04
+        noise_of.append(off)
+    assert not np.allclose(noise_of[0], noise_of[1], atol=1e-3)  # each row has its own
     first_seen = {name: value[:, 0] for name, value in batches[1].inputs.records.items()}
     assert all(torch.equal(value, batches[0].inputs.records[name][:, 0]) for name, value in first_seen.items())
     later = batches[1].inputs.observations["observation.state"][:, 1]
