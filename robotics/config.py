@@ -96,8 +96,8 @@ class FlowVLASection(TransformerSection):
     sde_noise: float = Field(0.5, gt=0)
     """Noise level a of the one stochastic step that makes decisions explorable and scorable."""
     stochastic_step: Literal["any", "last"] = "any"
-    """Draw that step for each decision, or always take the last one, whose noise reaches the robot: a cloned policy steers what
-    is stirred earlier back to where it was going. The last of K steps has a standard deviation of ``a / sqrt(K (K - 1))``."""
+    """Draw that step for each decision, or always take the last one, whose noise reaches the robot as it is, with a standard
+    deviation of ``a / sqrt(K (K - 1))``; the flow works on the noise of earlier steps."""
 
 
 class TokenVLASection(TransformerSection):
