@@ -23,8 +23,8 @@ class FlowVlaConfig(VlaConfig):
     """Strength ``a`` of the one stochastic step of a sampled decision; see `robotics.policies.flow.sde_step`."""
 
     stochastic_step: str = "any"
-    """Which of the steps is the stochastic one: ``any``, drawn for each decision, or ``last``, whose noise reaches the robot as it
-    is, while the flow works on that of earlier steps."""
+    """Which of the steps is the stochastic one: ``any``, drawn for each decision, or ``last``, whose noise reaches the robot
+    as it is, while the flow works on that of earlier steps."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
