@@ -27,7 +27,7 @@ from robotics import checkpoints
 from robotics.acting import ExpertDriver, Recorder, attempt, executed_counts, mask_executed, normal_draws
 from robotics.assets import sim_asset
 from robotics.config import LeRobotPolicySection, RoboticsRunConfig
-from robotics.envs.families import build_family
+from robotics.envs.families import FAMILIES, build_family
 from robotics.envs.physics import JOINTS, ArmPhysics
 from robotics.experts import make_expert
 from robotics.inputs import EpisodeInputs
@@ -53,16 +53,15 @@ class RoboticsAdapter:
                 "episodes in them with robotics.envs.wrapped.GymWorld and robotics.rollouts.run_episodes."
             )
         self.families = [build_family(name) for name in config.tasks.families]
+        unknown = sorted(set(config.tasks.goals) - set(config.tasks.families))
+        if unknown:
+            raise ConfigError(
+                f"tasks.goals names {', '.join(unknown)}, not among tasks.families: {', '.join(config.tasks.families)}."
+            )
         noise = config.demonstrations.noise
-        for key, named in (
-            ("tasks.goals", config.tasks.goals),
-            ("demonstrations.noise", noise if isinstance(noise, dict) else {}),
-        ):
-            unknown = sorted(set(named) - set(config.tasks.families))
-            if unknown:
-                raise ConfigError(
-                    f"{key} names {', '.join(unknown)}, not among tasks.families: {', '.join(config.tasks.families)}."
-                )
+        unknown = sorted(set(noise) - set(FAMILIES)) if isinstance(noise, dict) else []
+        if unknown:
+            raise ConfigError(f"demonstrations.noise names {', '.join(unknown)}; the families are: {', '.join(FAMILIES)}.")
         horizon, limit = config.rollout.execution_horizon, config.rollout.max_env_steps
         longest = max(limit or family.max_env_steps for family in self.families)
         self.max_decisions = -(-longest // horizon) * (horizon if config.rollout.decisions == "action" else 1)

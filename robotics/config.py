@@ -193,6 +193,15 @@ class DemonstrationsSection(Section):
     allow_other_world: bool = False
     """Take a dataset of ``mmrl demos`` although it was made in another world (other MuJoCo, changed scene)."""
 
+    @model_validator(mode="after")
+    def _is_recorded_or_disturbed(self) -> DemonstrationsSection:
+        if self.path is not None and self.noise:
+            raise ValueError(
+                "noise is for experts that act in simulation, and path names recorded demonstrations; leave one of them out "
+                "(mmrl demos --noise records with noise)"
+            )
+        return self
+
 
 class RolloutSection(Section):
     """How episodes are run."""

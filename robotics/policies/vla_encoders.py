@@ -28,8 +28,8 @@ class InstructedStem(nn.Module):
     """Convolutions over an image's patches, with channels that the instruction scales and shifts.
 
     The instruction is the mean of its words' embeddings: which things matter, not how they are related. (FiLM, Perez et al.,
-    arXiv 1709.07871, used as in RT-1, 2212.06817.) A reader of images learns the named thing from a fifth of the images that it
-    takes to learn all things first and to choose among them later.
+    arXiv 1709.07871, used as in RT-1, 2212.06817.) So the maps behind it look for the named thing from the start, instead of
+    finding all things first and choosing among them later; `docs/results.md` has what that is worth.
     """
 
     def __init__(self, in_channels: int, num_halvings: int, num_words: int) -> None:

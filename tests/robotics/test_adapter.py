@@ -215,8 +215,14 @@ def test_a_disturbed_demonstration_records_what_the_expert_wanted_and_how_it_cam
     assert set(batches[1].stop_reasons) == {"success"}
     alone = noisy.demonstrate(policy, tasks[2:3], seeds=torch.tensor([2]))
     np.testing.assert_array_equal(alone.outcomes[0].commands, batches[1].outcomes[2].commands)
-    with pytest.raises(ConfigError, match=r"demonstrations.noise names lift, not among tasks.families: reach, push"):
-        make_adapter("demonstrations.noise={lift: 0.01}", "tasks.families=[reach,push]")
+
+
+def test_noise_for_a_family_that_does_not_exist_or_a_recording_is_refused(make_adapter, tmp_path):
+    make_adapter("demonstrations.noise={lift: 0.01}", "tasks.families=[reach]")  # narrowing a run's tasks is no mistake
+    with pytest.raises(ConfigError, match=r"demonstrations.noise names reech; the families are: .*reach"):
+        make_adapter("demonstrations.noise={reech: 0.01}")
+    with pytest.raises(ConfigError, match=r"demonstrations.*noise is for experts that act in simulation"):
+        make_adapter("demonstrations.noise=0.01", f"demonstrations.path={tmp_path}")
 
 
 def test_describe_shows_instruction_decisions_goal_and_a_film(adapter):
