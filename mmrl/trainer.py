@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 import traceback
@@ -143,7 +144,8 @@ class Trainer:
             collected = self._collect()
         parity = self._check_parity(collected)
         middle = time.perf_counter()
-        passes = PassLog(limit=self.config.algorithm.max_log_ratio)
+        sampled = self.config.algorithm.source == "rollouts"  # demonstrations have no earlier probability to compare with
+        passes = PassLog(limit=self.config.algorithm.max_log_ratio if sampled else math.inf)
         records = self.config.metrics.replay and self._samples_are_due(self.train_step + 1)
         try:
             with passes.listening(self.updater.model):

@@ -263,6 +263,16 @@ def test_r6_an_absurd_log_ratio_is_survived_counted_and_named(bandit_config, val
     assert "first: task 'train/" in notices[0] and "decision 0" in notices[0]
 
 
+def test_r6_demonstrations_have_no_ratio_to_be_absurd(bandit_config):
+    notices = []
+    config = bandit_config(
+        algorithm={"name": "sft", "max_log_ratio": 1e-3}, sampling={"group_size": 1}, trainer={"num_steps": 2}
+    )
+    train(config, Watched(), notices=notices)
+    assert notices == []
+    assert all(line["ratio/extreme"] == 0.0 for line in metrics_of(config))
+
+
 # S1: a run killed in any phase goes on from the last whole checkpoint to the same bytes.
 
 
