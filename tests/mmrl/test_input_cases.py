@@ -264,11 +264,11 @@ def test_r6_an_absurd_log_ratio_is_survived_counted_and_named(bandit_config, val
 
 
 def test_r6_demonstrations_have_no_ratio_to_be_absurd(bandit_config):
-    notices = []
-    config = bandit_config(
-        algorithm={"name": "sft", "max_log_ratio": 1e-3}, sampling={"group_size": 1}, trainer={"num_steps": 2}
-    )
-    train(config, Watched(), notices=notices)
+    def far_from_recorded(batch, result):
+        return replace(result, log_probs=result.log_probs + 100.0)
+
+    notices, config = [], bandit_config(algorithm="sft", sampling={"group_size": 1}, trainer={"num_steps": 2})
+    train(config, Watched(on_forward=far_from_recorded), notices=notices)
     assert notices == []
     assert all(line["ratio/extreme"] == 0.0 for line in metrics_of(config))
 
