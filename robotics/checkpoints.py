@@ -36,7 +36,7 @@ ARM_METADATA: Mapping[str, Any] = {
 }
 _FILES = ("config.json", "model.safetensors", "policy_preprocessor.json", "policy_postprocessor.json")
 _FREE = {
-    "device", "initial_log_std", "min_log_std", "max_log_std", "shared_noise", "sde_noise", "stochastic_step", "temperature",
+    "device", "initial_log_std", "min_log_std", "max_log_std", "sde_noise", "stochastic_step", "temperature",
     "pretrained_path", "repo_id", "push_to_hub",
 }  # fmt: skip
 """Config fields that may differ between the saved policy and the one that its weights are loaded into."""

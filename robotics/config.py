@@ -44,8 +44,6 @@ class GaussianChunkSection(PolicySection):
     """The learned noise is not allowed below this."""
     max_std: float = Field(1.0, gt=0)
     """Nor above this."""
-    shared_noise: float = Field(0.0, ge=0, lt=1)
-    """Share of the noise's variance that all commands of a chunk have in common."""
 
     @model_validator(mode="after")
     def _noise_is_ordered(self) -> GaussianChunkSection:

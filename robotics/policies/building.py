@@ -56,7 +56,6 @@ def policy_config(section: AnyPolicySection, *, num_joints: int, execution_horiz
             initial_log_std=math.log(section.initial_std),
             min_log_std=math.log(section.min_std),
             max_log_std=math.log(section.max_std),
-            shared_noise=section.shared_noise,
         )
     if isinstance(section, FlowVLASection):
         from robotics.policies.configuration_flow_vla import FlowVlaConfig

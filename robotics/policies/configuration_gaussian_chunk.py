@@ -47,8 +47,6 @@ class GaussianChunkConfig(PreTrainedConfig):
     """The learned noise is not allowed below this."""
     max_log_std: float = 0.0
     """Nor above this."""
-    shared_noise: float = 0.0
-    """Correlation of the noise of any two motions of a chunk, the same joint; below 1."""
     normalization_mapping: dict[str, NormalizationMode] = field(
         default_factory=lambda: {
             "STATE": NormalizationMode.MIN_MAX,
@@ -64,8 +62,6 @@ class GaussianChunkConfig(PreTrainedConfig):
             raise ConfigError(
                 f"{POLICY_TYPE}: n_action_steps is {self.n_action_steps}; expected 1 to chunk_size ({self.chunk_size})."
             )
-        if not 0.0 <= self.shared_noise < 1.0:
-            raise ConfigError(f"{POLICY_TYPE}: shared_noise is {self.shared_noise}; expected 0 or more, below 1.")
         if not self.min_log_std <= self.initial_log_std <= self.max_log_std:
             raise ConfigError(
                 f"{POLICY_TYPE}: initial_log_std {self.initial_log_std} is outside [min_log_std, max_log_std] = "

@@ -6,10 +6,8 @@ of ``observation.environment_state`` with learned keys. So which word means whic
 readers find is also shown from the arm's own plane where ``turning_frame`` asks for it.
 
 A decision is a chunk ``u`` ``[H, A]`` of motions in units of ``max_delta``, Gaussian with a learned standard deviation per
-joint that does not depend on the observation, and a share of noise that all motions of a chunk have in common, so that
-exploration tries other ways instead of trembling; the density is that of ``u``. Joint positions are the observed position
-plus the running sum of the motions (`robotics.policies.motions`). Axes: ``B`` batch, ``H`` chunk, ``A`` joints, ``K`` slots,
-``Q`` readers, ``L`` words.
+joint that does not depend on the observation. Joint positions are the observed position plus the running sum of the motions
+(`robotics.policies.motions`). Axes: ``B`` batch, ``H`` chunk, ``A`` joints, ``K`` slots, ``Q`` readers, ``L`` words.
 """
 
 from __future__ import annotations
@@ -27,36 +25,13 @@ from torch import Tensor, nn
 from robotics.envs.observation import SLOTS, environment_bounds
 from robotics.policies.chunked import ActsInChunks
 from robotics.policies.configuration_gaussian_chunk import POLICY_TYPE, GaussianChunkConfig
+from robotics.policies.flow import gaussian_entropy, gaussian_log_density
 from robotics.policies.motions import decode_motions, encode_motions
 from robotics.policies.seam import Decision
 
-_LOG_2PI = math.log(2.0 * math.pi)
 _CENTER, _HALF_WIDTH = environment_bounds[:2].mean(axis=1), float(np.ptp(environment_bounds[0])) / 2.0
 _BASE = tuple(-_CENTER / _HALF_WIDTH)  # x and y of the axis that the base turns about, normalised as observations are
 _OFFSET_GAIN = 4.0  # a normalised offset of 0.1 (three centimetres) should not be a small input
-
-
-def noise_factor(chunk_size: int, shared_noise: float) -> Tensor:
-    """Cholesky factor ``[H, H]`` of the correlation of a chunk's motions: ``shared_noise`` off the diagonal, 1 on it."""
-    correlation = torch.full((chunk_size, chunk_size), shared_noise, dtype=torch.float64).fill_diagonal_(1.0)
-    return torch.linalg.cholesky(correlation)
-
-
-def log_density(motions: Tensor, mean: Tensor, log_std: Tensor, factor: Tensor) -> Tensor:
-    """Gaussian log-density ``[..., H]`` of each motion given those before it in the chunk, so that they add up to any prefix's.
-
-    Motions and their mean are ``[..., H, A]``, the log standard deviation is ``[A]``, ``factor`` that of `noise_factor`.
-    """
-    residual = (motions - mean) / log_std.exp()
-    white = torch.linalg.inv(factor).to(residual.dtype) @ residual
-    scale = log_std + factor.diagonal().log().to(residual.dtype)[:, None]  # [H, A]
-    return (-0.5 * white.square() - scale - 0.5 * _LOG_2PI).sum(dim=-1)
-
-
-def entropy(log_std: Tensor, factor: Tensor) -> Tensor:
-    """Entropy in nats of each motion given those before it, ``[H]``."""
-    scale = log_std + factor.diagonal().log().to(log_std.dtype)[:, None]
-    return (scale + 0.5 * (1.0 + _LOG_2PI)).sum(dim=-1)
 
 
 def in_turning_frame(gripper: Tensor, points: Tensor, offsets: Tensor, turns: Tensor) -> Tensor:
@@ -75,6 +50,11 @@ def in_turning_frame(gripper: Tensor, points: Tensor, offsets: Tensor, turns: Te
     away = torch.linalg.vector_norm(points[..., :2] - base, dim=2)
     parts = [x * cos + y * sin, y * cos - x * sin, z, away, points[..., 2], c * cos4 + s * sin4, s * cos4 - c * sin4]
     return torch.cat([torch.stack(parts, dim=2).flatten(1), radius, gripper[:, 2:]], dim=1)
+
+
+def _density(motions: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """``[B, H]`` log-density of each motion."""
+    return gaussian_log_density(motions, mean, std).sum(dim=2)
 
 
 class _Block(nn.Module):
@@ -115,7 +95,6 @@ class GaussianChunkPolicy(ActsInChunks, PreTrainedPolicy):
         nn.init.normal_(self.head.weight, std=0.01 / math.sqrt(width))  # starts by holding still
         nn.init.zeros_(self.head.bias)
         self.log_std = nn.Parameter(torch.full((self.num_joints,), config.initial_log_std))
-        self.register_buffer("factor", noise_factor(config.chunk_size, config.shared_noise), persistent=False)
         self.reset()
 
     def distribution(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -156,14 +135,15 @@ class GaussianChunkPolicy(ActsInChunks, PreTrainedPolicy):
     @torch.no_grad()
     def decide(self, observation: Mapping[str, Tensor], noise: Tensor | None) -> Decision:
         mean, log_std = self.distribution(observation)
-        motions = mean if noise is None else mean + log_std.exp() * (self.factor.to(noise.dtype) @ noise)
+        motions = mean if noise is None else mean + log_std.exp() * noise
         chunk = decode_motions(observation[OBS_STATE], motions, self.config.max_delta)
-        return Decision(chunk=chunk, record={"motions": motions}, density=log_density(motions, mean, log_std, self.factor))
+        return Decision(chunk=chunk, record={"motions": motions}, density=_density(motions, mean, log_std.exp()))
 
     def score(self, observation: Mapping[str, Tensor], record: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         mean, log_std = self.distribution(observation)
-        density = log_density(record["motions"], mean, log_std, self.factor)
-        return density, entropy(log_std, self.factor).expand_as(density)
+        std = log_std.exp()
+        density = _density(record["motions"], mean, std)
+        return density, gaussian_entropy(std).sum().expand_as(density)
 
     def imitate(self, observation: Mapping[str, Tensor], chunk: Tensor, noise: Tensor) -> dict[str, Tensor]:
         return {"motions": encode_motions(observation[OBS_STATE], chunk, self.config.max_delta)}

@@ -14,7 +14,7 @@ from mmrl.errors import CheckpointError, ConfigError, DataError
 from robotics.acting import sum_executed
 from robotics.envs.observation import environment_bounds
 from robotics.policies import GaussianChunkConfig
-from robotics.policies.modeling_gaussian_chunk import entropy, in_turning_frame, log_density, noise_factor
+from robotics.policies.modeling_gaussian_chunk import in_turning_frame
 from robotics.policies.motions import decode_motions
 
 
@@ -36,33 +36,16 @@ def observation(rows=5, task="reach the red target", seed=0):
     }
 
 
-@pytest.mark.parametrize("shared_noise", [0.0, 0.8])
-def test_the_density_of_a_prefix_of_the_chunk_is_that_of_its_gaussian(shared_noise):
-    generator = torch.Generator().manual_seed(0)
-    motions, mean = torch.randn(3, 4, 6, generator=generator), torch.randn(3, 4, 6, generator=generator)
-    log_std, factor = torch.linspace(-1.0, 0.5, 6), noise_factor(4, shared_noise)
-    correlation = torch.full((4, 4), shared_noise).fill_diagonal_(1.0)
-    for length in (1, 2, 4):
-        covariance = log_std.exp().square()[:, None, None] * correlation[:length, :length]
-        joint = torch.distributions.MultivariateNormal(mean[:, :length].transpose(1, 2), covariance)
-        expected = joint.log_prob(motions[:, :length].transpose(1, 2)).sum(dim=1)
-        torch.testing.assert_close(log_density(motions, mean, log_std, factor)[:, :length].sum(dim=1), expected)
-        torch.testing.assert_close(entropy(log_std, factor)[:length].sum(), joint.entropy()[0].sum())
-    # One joint at its mean with standard deviation 1: -log(2 pi) / 2 = -0.918939.
-    alone = log_density(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1), noise_factor(1, shared_noise))
-    assert alone.item() == pytest.approx(-0.918939, abs=1e-6)
-
-
-def test_shared_noise_moves_the_commands_of_a_chunk_together(make_adapter):
-    adapter = make_adapter("policy.shared_noise=0.9")
-    policy = adapter.build_policy()
-    seen = adapter.preprocessor(observation(rows=2000))
-    noise = torch.randn(2000, *policy.noise_shape(), generator=torch.Generator().manual_seed(0))
-    decided = policy.decide(seen, noise)
-    offset = decided.record["motions"] - policy.distribution(seen)[0].detach()
-    assert torch.corrcoef(offset[:, :, 0].T)[0, 3].item() == pytest.approx(0.9, abs=0.02)
-    assert offset.std().item() == pytest.approx(0.5, abs=0.02)  # as without: initial_std
-    torch.testing.assert_close(policy.score(seen, decided.record)[0], decided.density, atol=1e-4, rtol=0)
+def test_the_density_of_a_motion_is_that_of_its_gaussian(adapter, policy):
+    with torch.no_grad():
+        policy.log_std.copy_(torch.linspace(-1.0, -0.1, 6))
+    seen = adapter.preprocessor(observation(rows=3))
+    decided = policy.decide(seen, torch.randn(3, *policy.noise_shape(), generator=torch.Generator().manual_seed(0)))
+    normal = torch.distributions.Normal(policy.distribution(seen)[0], policy.log_std.exp())
+    torch.testing.assert_close(decided.density, normal.log_prob(decided.record["motions"]).sum(dim=2))
+    density, entropy = policy.score(seen, decided.record)
+    torch.testing.assert_close(density, decided.density)
+    torch.testing.assert_close(entropy, normal.entropy().sum(dim=2))
 
 
 def test_only_executed_motions_count():
