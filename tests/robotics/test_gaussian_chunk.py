@@ -40,8 +40,10 @@ def test_the_density_of_a_motion_is_that_of_its_gaussian(adapter, policy):
     with torch.no_grad():
         policy.log_std.copy_(torch.linspace(-1.0, -0.1, 6))
     seen = adapter.preprocessor(observation(rows=3))
-    decided = policy.decide(seen, torch.randn(3, *policy.noise_shape(), generator=torch.Generator().manual_seed(0)))
+    noise = torch.randn(3, *policy.noise_shape(), generator=torch.Generator().manual_seed(0))
+    decided = policy.decide(seen, noise)
     normal = torch.distributions.Normal(policy.distribution(seen)[0], policy.log_std.exp())
+    torch.testing.assert_close(decided.record["motions"], normal.mean + normal.stddev * noise)
     torch.testing.assert_close(decided.density, normal.log_prob(decided.record["motions"]).sum(dim=2))
     density, entropy = policy.score(seen, decided.record)
     torch.testing.assert_close(density, decided.density)
